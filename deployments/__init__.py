@@ -1,0 +1,1 @@
+"""Where the core meets Ray, gRPC, files, environment and time."""

@@ -1,0 +1,1 @@
+"""Pure core of specdec: sessions, rules, sampling, drafters, models and their KV; no Ray, gRPC, files or clock."""

@@ -1,0 +1,183 @@
+"""Drafting with a language model that shares the target's vocabulary: a small model, a quantised copy, the first layers.
+
+Under ``coupled`` the drafter draws argmax(log q + g) with the target's own noise, under ``ratio`` from the top-K law that it then
+sends. It shapes q with the request's sampling parameters as the target shapes p; that helps acceptance and is never needed for
+exactness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specdec_core.drafters.base import Draft
+from specdec_core.errors import OverloadedError
+from specdec_core.models.forward import Segment
+from specdec_core.philox import Stream
+from specdec_core.sampling.draw import draw, draw_sparse, sparse_law
+from specdec_core.sampling.process import Row, process
+from specdec_core.types import AcceptanceRule, Coupled, Sparse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from specdec_core.drafters.base import DraftContext
+    from specdec_core.models.forward import CausalModel, SequenceKv
+    from specdec_core.types import NoiseKey
+
+_PREFILL_CHUNK = 512  # tokens of one session in one forward
+_SUPPORT = 64  # K of the law sent under ``ratio``
+
+
+@dataclass(slots=True)
+class _Cache:
+    kv: SequenceKv
+    tokens: list[int] = field(default_factory=list)  # whose KV is held
+
+
+@dataclass(slots=True)
+class _Guessing:
+    """One session's draft while it grows."""
+
+    context: DraftContext
+    cache: _Cache
+    tokens: list[int]  # committed and drafted
+    limit: int  # draft tokens to guess
+    support: list[tuple[int, ...]] = field(default_factory=list)
+    probs: list[tuple[float, ...]] = field(default_factory=list)
+
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        return tuple(self.tokens[len(self.context.tokens) :])
+
+    @property
+    def missing(self) -> list[int]:
+        return self.tokens[len(self.cache.tokens) :]
+
+    @property
+    def draft(self) -> Draft:
+        ratio = self.context.rule is AcceptanceRule.RATIO and self.support
+        return Draft(
+            self.drafted, Sparse(tuple(self.support), tuple(self.probs)) if ratio else Coupled()
+        )
+
+
+class LmDrafter:
+    """A causal LM that guesses token by token, all sessions of a batch together."""
+
+    def __init__(self, model: CausalModel, *, vocab_size: int) -> None:
+        """Guess with ``model``, whose ids below ``vocab_size`` (the target's) mean what they mean to the target."""
+        self._model = model
+        self._vocab_size = min(vocab_size, model.spec.vocab_size)
+        self._caches: dict[str, _Cache] = {}
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        guesses = [self._begin(context) for context in contexts]
+        try:
+            self._read(guesses)
+            while active := [guess for guess in guesses if len(guess.drafted) < guess.limit]:
+                self._guess_next(active)
+        except OverloadedError:
+            self._make_room(keep=())
+            return [Draft((), Coupled()) for _ in contexts]
+        return [guess.draft for guess in guesses]
+
+    def forget(self, session_id: str) -> None:
+        if cache := self._caches.pop(session_id, None):
+            cache.kv.release()
+
+    def _begin(self, context: DraftContext) -> _Guessing:
+        """Roll the cache back to what it shares with the committed tokens, short of the one whose logits are needed."""
+        cache = self._caches.setdefault(context.session_id, _Cache(self._model.new_sequence()))
+        room = self._model.spec.max_context - len(context.tokens)
+        limit = max(0, min(context.num_draft_tokens, room))
+        shared = min(common_length(cache.tokens, context.tokens), len(context.tokens) - (limit > 0))
+        cache.kv.truncate(shared)
+        del cache.tokens[shared:]
+        return _Guessing(context, cache, list(context.tokens), limit)
+
+    def _read(self, guesses: Sequence[_Guessing]) -> None:
+        """Bring every cache up to date, leaving the last token to the first guess where there is one."""
+        while behind := [guess for guess in guesses if self._unread(guess)]:
+            self._forward(
+                behind, [self._unread(guess)[:_PREFILL_CHUNK] for guess in behind], num_logits=0
+            )
+
+    def _unread(self, guess: _Guessing) -> list[int]:
+        if len(guess.tokens) > self._model.spec.max_context:
+            return []
+        return guess.missing[:-1] if guess.limit else guess.missing
+
+    def _guess_next(self, guesses: Sequence[_Guessing]) -> None:
+        logits = self._forward(guesses, [guess.missing for guess in guesses], num_logits=1)
+        rows = [
+            Row(guess.tokens, guess.context.prompt_len, guess.context.params) for guess in guesses
+        ]
+        law = process(logits[:, : self._vocab_size], rows)
+        for rule, guess_by_rule in (
+            (AcceptanceRule.COUPLED, _guess_coupled),
+            (AcceptanceRule.RATIO, _guess_sparse),
+        ):
+            chosen = [row for row, guess in enumerate(guesses) if guess.context.rule is rule]
+            if chosen:
+                guess_by_rule(law[chosen], [guesses[row] for row in chosen])
+
+    def _forward(
+        self, guesses: Sequence[_Guessing], chunks: Sequence[list[int]], *, num_logits: int
+    ) -> torch.Tensor:  # [len(guesses) * num_logits, vocab]
+        segments = [
+            Segment(guess.cache.kv, chunk, num_logits)
+            for guess, chunk in zip(guesses, chunks, strict=True)
+        ]
+        try:
+            logits = self._model.forward(segments)
+        except OverloadedError:
+            self._make_room(keep=[guess.context.session_id for guess in guesses])
+            logits = self._model.forward(segments)
+        for guess, chunk in zip(guesses, chunks, strict=True):
+            guess.cache.tokens += chunk
+        return logits
+
+    def _make_room(self, keep: Sequence[str]) -> None:
+        """Drop the caches of all other sessions; each is read again when its session drafts next."""
+        for session_id in self._caches.keys() - set(keep):
+            self.forget(session_id)
+
+
+def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the longest common prefix, by bisection over slices that compare at C speed."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _guess_coupled(law: torch.Tensor, guesses: Sequence[_Guessing]) -> None:
+    keys, positions = _noise_of(guesses)
+    for guess, token in zip(guesses, draw(law, keys, positions, Stream.TOKEN), strict=True):
+        guess.tokens.append(token)
+
+
+def _guess_sparse(law: torch.Tensor, guesses: Sequence[_Guessing]) -> None:
+    keys, positions = _noise_of(guesses)
+    ids, probs = sparse_law(law, _SUPPORT)
+    tokens = draw_sparse(ids, probs, keys, positions, Stream.DRAFT)
+    for guess, token, row_ids, row_probs in zip(
+        guesses, tokens, ids.tolist(), probs.tolist(), strict=True
+    ):
+        kept = [
+            (token_id, prob) for token_id, prob in zip(row_ids, row_probs, strict=True) if prob > 0
+        ]
+        guess.tokens.append(token)
+        guess.support.append(tuple(token_id for token_id, _ in kept))
+        guess.probs.append(tuple(prob for _, prob in kept))
+
+
+def _noise_of(guesses: Sequence[_Guessing]) -> tuple[list[NoiseKey], list[int]]:
+    return [guess.context.noise for guess in guesses], [len(guess.tokens) for guess in guesses]

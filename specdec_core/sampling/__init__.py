@@ -1,0 +1,1 @@
+"""From logits to draws: the target's law, the noise, and the evidence that crosses the wire."""

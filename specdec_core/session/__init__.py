@@ -1,0 +1,1 @@
+"""One generation as a sans-IO state machine: (state, input) -> (state, effects)."""

@@ -1,0 +1,55 @@
+"""From a client's request to a session: every check that needs the model, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specdec_core.errors import InvalidArgumentError
+from specdec_core.params import check_prompt
+from specdec_core.session.state import SessionSpec
+
+if TYPE_CHECKING:
+    from specdec_core.draft_length.base import DraftLengthPolicy
+    from specdec_core.params import GenerationParams
+    from specdec_core.session.commit_gate import TextDecoder
+    from specdec_core.types import NoiseKey
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a session must know of the model that serves it."""
+
+    vocab_size: int
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+    max_draft_tokens: int  # cap of one draft; 0 where no drafter is deployed
+    draft_length: DraftLengthPolicy
+    decode: TextDecoder
+
+
+def prepare(
+    session_id: str, prompt: tuple[int, ...], params: GenerationParams, *, model: ServedModel, noise: NoiseKey
+) -> SessionSpec:
+    """Check a request against the model that will serve it.
+
+    Raises:
+        InvalidArgumentError: naming the field and what is allowed.
+    """
+    check_prompt(prompt, vocab_size=model.vocab_size, max_context=model.max_context)
+    params.sampling.check_vocabulary(model.vocab_size)
+    wanted = params.speculation.max_draft_tokens
+    if model.max_draft_tokens and wanted > model.max_draft_tokens:
+        raise InvalidArgumentError("max_draft_tokens", f"must be in [0, {model.max_draft_tokens}], got {wanted}")
+    return SessionSpec(
+        session_id=session_id,
+        prompt=prompt,
+        params=params.sampling.with_eos(model.eos_token_ids),
+        rule=params.speculation.rule,
+        noise=noise,
+        vocab_size=model.vocab_size,
+        max_context=model.max_context,
+        max_draft_tokens=min(wanted, model.max_draft_tokens),
+        draft_length=model.draft_length,
+        decode=model.decode,
+    )
