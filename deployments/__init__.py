@@ -1,1 +1,1 @@
-"""Where the core meets Ray, gRPC, files, environment and time."""
+"""Everything that touches Ray, gRPC, files, the environment and time."""

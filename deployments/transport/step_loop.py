@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from specdec_core.errors import DeadlineError, InvariantError, OverloadedError
@@ -39,16 +40,21 @@ class StepLoop(Generic[MessageT]):
     ) -> None:
         self._role = role
         self._max_waiting = max_waiting
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._name = name
+        self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
         self._waiting: list[MessageT | Close] = []  # guarded by _wake
         self._stopping = False  # guarded by _wake
         self._open: dict[str, tuple[int, int]] = {}  # session → (epoch, base_len last asked for)
 
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def start(self, deliver: Callable[[list[RoleReply]], None]) -> None:
         """Start the thread; ``deliver`` will be called on the running event loop."""
-        self._loop = asyncio.get_running_loop()
-        self._deliver = deliver
+        run = partial(self._run, asyncio.get_running_loop(), deliver)
+        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._thread.start()
 
     def submit(self, messages: Sequence[MessageT | Close]) -> None:
@@ -78,12 +84,15 @@ class StepLoop(Generic[MessageT]):
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join, timeout_s)
+        if self._thread is None:
+            return
+        await asyncio.to_thread(self._thread.join, timeout_s)
         if self._thread.is_alive():
             raise DeadlineError(f"a step is still running after {timeout_s:g} s")
 
-    def _run(self) -> None:
+    def _run(
+        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[RoleReply]], None]
+    ) -> None:
         has_work = False
         while (messages := self._take(has_work=has_work)) is not None:
             try:
@@ -93,8 +102,10 @@ class StepLoop(Generic[MessageT]):
                 logger.exception("the step failed; failing %d open sessions", len(self._open))
                 replies = self._fail_all()
                 has_work = False  # a broken role must not spin
+            if loop.is_closed():
+                return  # the process is going down without close()
             if replies:
-                self._loop.call_soon_threadsafe(self._deliver, replies)
+                loop.call_soon_threadsafe(deliver, replies)
 
     def _take(self, *, has_work: bool) -> list[MessageT | Close] | None:
         """What came in since; waits for something to do. None when it is time to stop."""

@@ -165,7 +165,7 @@ def _check_matrix(frame: TensorFrame, dtype: Dtype) -> None:
     if frame.dtype is not dtype or len(frame.shape) != 2:
         raise InvalidArgumentError(
             "tensor",
-            f"must be a {dtype.name.lower()} matrix, got {frame.dtype.name.lower()} of {len(frame.shape)} dimensions",
+            f"must be a matrix of {dtype.name.lower()}, got {frame.dtype.name.lower()} of {len(frame.shape)} dimensions",
         )
 
 

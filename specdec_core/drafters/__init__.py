@@ -1,0 +1,1 @@
+"""What guesses the next tokens; wrong guesses cost speed only."""

@@ -1,0 +1,1 @@
+"""Models: loading, forward passes over many sessions at once, and their KV memory."""

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from specdec_core.models.storage import StoredSequence
 
-_MAX_FOLDED_ROWS = 16  # more new tokens than this use SDPA's own grouped-query path, without a mask per query head
+_MAX_FOLDED_ROWS = (
+    16  # more new tokens than this use SDPA's own grouped-query path, without a mask per query head
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Checkpoint:
         self._files: dict[str, Any] = {}  # tensor name to the open file that holds it
         for path in sorted(folder.glob("*.safetensors")):
             try:
-                opened = safe_open(path, framework="pt")
+                opened: Any = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise UnsupportedModelError(f"model: {path} cannot be read: {error}") from error
             self._files.update(dict.fromkeys(opened.keys(), opened))

@@ -7,10 +7,13 @@ The prepacked backend is what makes verifying several tokens cheap on a CPU: ``F
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PACK_HINT = (
     32  # rows oneDNN lays the weight out for; layouts for 8 to 32 rows are good for any number
@@ -91,7 +94,8 @@ class PrepackedBackend:
 
 def unquantized_backend(device: torch.device, dtype: torch.dtype) -> LinearBackend:
     """The fastest backend that computes in the dtype of the weights."""
-    packs = dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
+    has_onednn: Callable[[], bool] = torch.backends.mkldnn.is_available
+    packs = dtype in (torch.float32, torch.bfloat16) and has_onednn()
     if device.type == "cpu" and packs:
         return PrepackedBackend()
     return PlainBackend()

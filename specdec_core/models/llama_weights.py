@@ -72,9 +72,9 @@ def llama_shape(config: PretrainedConfig) -> LlamaShape:
 
 
 def _windows(facts: dict[str, Any]) -> tuple[int | None, ...]:
-    num_layers = facts["num_hidden_layers"]
-    window = facts.get("sliding_window")
-    layer_types = facts.get("layer_types")
+    num_layers: int = facts["num_hidden_layers"]
+    window: int | None = facts.get("sliding_window")
+    layer_types: list[str] | None = facts.get("layer_types")
     if layer_types is None:
         return (window,) * num_layers
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
@@ -112,7 +112,7 @@ class LlamaReader:
         Raises:
             UnsupportedModelError: if a weight is missing, or the embedding does not fit the vocabulary.
         """
-        embedding = self._tensor(_EMBEDDING)
+        embedding = self._kept_tensor(_EMBEDDING)
         if embedding.shape[0] != self._shape.vocab_size:
             raise UnsupportedModelError(
                 f"model: the embedding has {embedding.shape[0]} rows for a vocabulary of {self._shape.vocab_size}"
@@ -160,9 +160,13 @@ class LlamaReader:
         return self._backends.layers.build(weight, bias)
 
     def _norm(self, name: str) -> RmsNorm:
-        return RmsNorm(self._tensor(name), self._shape.epsilon)
+        return RmsNorm(self._kept_tensor(name), self._shape.epsilon)
 
     def _tensor(self, name: str) -> torch.Tensor:
         tensor = self._checkpoint.tensor(name).to(device=self._device, dtype=self._dtype)
         self._num_parameters += tensor.numel()
         return tensor
+
+    def _kept_tensor(self, name: str) -> torch.Tensor:
+        """A copy for what is used as it is: one view into the mapped file would keep all of it resident."""
+        return self._tensor(name).clone()

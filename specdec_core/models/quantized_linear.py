@@ -7,11 +7,14 @@ only weights are rounded here. The kernels are torch's CPU ones; with float32 ac
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from specdec_core.errors import UnsupportedModelError
-from specdec_core.models.linear import Linear, LinearBackend
+
+if TYPE_CHECKING:
+    from specdec_core.models.linear import Linear, LinearBackend
 
 GROUP_SIZES = (256, 128, 64, 32)  # those the int4 kernel takes
 _INT4_LEVELS = 15

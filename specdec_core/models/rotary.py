@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import LlamaConfig, PretrainedConfig
 
 
 class Rotary:
@@ -20,7 +20,7 @@ class Rotary:
     """
 
     def __init__(self, config: PretrainedConfig, device: torch.device) -> None:
-        embedding = LlamaRotaryEmbedding(config)
+        embedding = LlamaRotaryEmbedding(cast("LlamaConfig", config))
         self._frequencies = embedding.inv_freq.to(device=device, dtype=torch.float32)
         self._scaling = float(embedding.attention_scaling)
 

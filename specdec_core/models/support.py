@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig
+from transformers import AutoConfig, DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -21,15 +22,7 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig
 
-_REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
-_HIDDEN_STATE_FIELDS = (  # of models that keep something per token beside keys and values
-    "index_topk",
-    "ssm_state_size",
-    "mamba_d_state",
-    "linear_num_key_heads",
-    "conv_L_cache",
-    "compress_ratios",
-)
+_CHUNKED = "chunked_attention"  # transformers keeps such a layer like a sliding one, but it attends differently
 
 
 def load_supported_config(folder: Path) -> PretrainedConfig:
@@ -41,9 +34,11 @@ def load_supported_config(folder: Path) -> PretrainedConfig:
     facts = read_json(folder, "config.json")
     _refuse_foreign_code(facts)
     _refuse_composite(facts)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    config: PretrainedConfig = AutoConfig.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True
+    )
     _refuse_class(config)
-    _refuse_hidden_state(config.to_dict())
+    _refuse_foreign_state(config)
     return config
 
 
@@ -94,7 +89,7 @@ def _refuse_class(config: PretrainedConfig) -> None:
         raise _refusal("it is an encoder-decoder")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise _refusal(f"{config.model_type} is not a causal language model")
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not model_class.is_backend_compatible():
         raise _refusal(
             f"{model_class.__name__} keeps its state outside transformers' attention interface (recurrent, linear or legacy attention), so it cannot be rewound"
@@ -106,13 +101,19 @@ def _refuse_class(config: PretrainedConfig) -> None:
         raise _refusal(f"{model_class.__name__} takes no {' and no '.join(sorted(missing))}")
 
 
-def _refuse_hidden_state(facts: dict[str, Any]) -> None:
-    foreign = set(facts.get("layer_types") or ()) - _REWINDABLE_LAYERS
+def _refuse_foreign_state(config: PretrainedConfig) -> None:
+    """The cache transformers itself would make tells what each layer remembers of the past."""
+    foreign = {
+        type(layer).__name__
+        for layer in DynamicCache(config=config).layers
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
+    }
     if foreign:
-        raise _refusal(f"its layers of type {', '.join(sorted(foreign))} cannot be rewound")
-    for field in _HIDDEN_STATE_FIELDS:
-        if facts.get(field):
-            raise _refusal(f"it keeps state beside keys and values ({field}), which cannot be rewound")
+        raise _refusal(
+            f"it remembers more than keys and values ({', '.join(sorted(foreign))}), so it cannot be rewound"
+        )
+    if _CHUNKED in (config.to_dict().get("layer_types") or ()):
+        raise _refusal("it has layers of chunked attention")
 
 
 def _refusal(reason: str) -> UnsupportedModelError:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from specdec_core.errors import (
     InvalidArgumentError,
     OverloadedError,
@@ -26,8 +28,6 @@ from specdec_core.scheduling.batching import Work, plan_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from specdec_core.messages import RoleReply, TargetMessage
     from specdec_core.models.forward import CausalModel, SequenceKv
@@ -149,12 +149,12 @@ class TargetRole:
         """Evidence for every session of a batch; where one breaks the sampler, it alone fails."""
         try:
             return _evidence(jobs, logits)
-        except InvalidArgumentError as error:
+        except SpecdecError as error:
             if len(jobs) == 1:
                 opened = jobs[0].session.opened
                 self._fail(opened.session_id, opened.epoch, error)
                 return []
-        parts = logits.split([job.num_rows for job in jobs])
+        parts = torch.split(logits, [job.num_rows for job in jobs])
         return [
             reply
             for job, rows in zip(jobs, parts, strict=True)

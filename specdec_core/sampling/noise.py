@@ -6,7 +6,7 @@ request's seed, so any subset of a vocabulary can be computed alone, in any batc
     u = (k + 1/2) / 2**32,   E = -log1p(-u) ~ Exp(1),   g = -log E ~ Gumbel(0, 1),   rounded to float32 at the end.
 
 Resolution: u takes 2**32 equally likely values inside (0, 1), so the distribution function of E is off by at most 2**-33 and g
-lies in [-3.131, 22.875]. A token more than e**26 times less likely than the likeliest is therefore never drawn. float64 logarithms
+lies in [-3.13, 22.875]. A token more than e**26 times less likely than the likeliest is therefore never drawn. float64 logarithms
 may differ by an ulp between machines; the rounding to float32 hides that except about once in 2**28 tokens.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specdec_core.types import NoiseKey
 
 MAX_GUMBEL = 22.875  # 33 log 2, rounded up: k = 0
-MIN_GUMBEL = -3.131  # -log(33 log 2), rounded down: k = 2**32 - 1
+MIN_GUMBEL = -3.13  # -log(33 log 2), rounded down: k = 2**32 - 1
 _WORDS = 4  # of 32 bits in one Philox block
 
 

@@ -42,18 +42,19 @@ def truncate(scores: torch.Tensor, params: Sequence[SamplingParams]) -> None:
     top_p = {index: each.top_p for index, each in sampled if each.top_p < 1.0}
     if top_p:
         chosen = scores[list(top_p)]
-        sizes, edges = _nuclei(chosen, chosen.new_tensor(list(top_p.values())))
+        shares = torch.tensor(list(top_p.values()), dtype=torch.float64, device=scores.device)
+        sizes, edges = _nuclei(chosen, shares.unsqueeze(-1))
         scores[list(top_p)] = _keep_largest(chosen, sizes, edges)
 
 
 def _nuclei(scores: torch.Tensor, top_p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The fewest largest tokens whose mass reaches ``top_p`` ``[rows]``; the one that crosses it counts.
+    """The fewest largest tokens whose mass reaches the share ``top_p`` ``[rows, 1]``; the one that crosses it counts.
 
     Returns:
         How many they are and the score of the least of them, both ``[rows, 1]``.
     """
     vocab_size = scores.shape[-1]
-    wanted = scores.exp().sum(dim=-1, keepdim=True, dtype=torch.float64) * top_p.unsqueeze(-1)
+    wanted = scores.exp().sum(dim=-1, keepdim=True, dtype=torch.float64) * top_p
     sizes = torch.empty_like(wanted, dtype=torch.int64)
     edges = torch.empty_like(wanted, dtype=scores.dtype)
     open_rows = torch.arange(len(scores), device=scores.device)

@@ -10,6 +10,8 @@ from specdec_core.params import check_prompt
 from specdec_core.session.state import SessionSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from specdec_core.draft_length.base import DraftLengthPolicy
     from specdec_core.params import GenerationParams
     from specdec_core.session.commit_gate import TextDecoder
@@ -24,12 +26,19 @@ class ServedModel:
     max_context: int
     eos_token_ids: tuple[int, ...]
     max_draft_tokens: int  # cap of one draft; 0 where no drafter is deployed
-    draft_length: DraftLengthPolicy
+    draft_length: Callable[
+        [int], DraftLengthPolicy
+    ]  # the policy of a request, given its most draft tokens
     decode: TextDecoder
 
 
 def prepare(
-    session_id: str, prompt: tuple[int, ...], params: GenerationParams, *, model: ServedModel, noise: NoiseKey
+    session_id: str,
+    prompt: tuple[int, ...],
+    params: GenerationParams,
+    *,
+    model: ServedModel,
+    noise: NoiseKey,
 ) -> SessionSpec:
     """Check a request against the model that will serve it.
 
@@ -40,7 +49,10 @@ def prepare(
     params.sampling.check_vocabulary(model.vocab_size)
     wanted = params.speculation.max_draft_tokens
     if model.max_draft_tokens and wanted > model.max_draft_tokens:
-        raise InvalidArgumentError("max_draft_tokens", f"must be in [0, {model.max_draft_tokens}], got {wanted}")
+        raise InvalidArgumentError(
+            "max_draft_tokens", f"must be in [0, {model.max_draft_tokens}], got {wanted}"
+        )
+    most = min(wanted, model.max_draft_tokens)
     return SessionSpec(
         session_id=session_id,
         prompt=prompt,
@@ -49,7 +61,7 @@ def prepare(
         noise=noise,
         vocab_size=model.vocab_size,
         max_context=model.max_context,
-        max_draft_tokens=min(wanted, model.max_draft_tokens),
-        draft_length=model.draft_length,
+        max_draft_tokens=most,
+        draft_length=model.draft_length(most),
         decode=model.decode,
     )

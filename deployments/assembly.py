@@ -1,0 +1,117 @@
+"""From configuration to roles: which model, which drafter, held how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, assert_never
+
+import torch
+
+from deployments.config import (
+    LayerSkipDrafterConfig,
+    LmDrafterConfig,
+    NgramDrafterConfig,
+    QuantizedDrafterConfig,
+)
+from deployments.locator import TargetFacts
+from specdec_core.drafters.lm import LmDrafter
+from specdec_core.drafters.ngram import NgramDrafter
+from specdec_core.errors import InvalidArgumentError
+from specdec_core.models.loading import LoadOptions, ModelSource, Quantization, load_model, resolve
+from specdec_core.models.tokenizer import check_same_vocabulary, load_tokenizer
+from specdec_core.roles.drafter import DrafterRole
+from specdec_core.roles.target import TargetRole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from deployments.config import Config, DraftingConfig, NeuralConfig
+    from specdec_core.drafters.base import Drafter
+
+    Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTarget:
+    """A target role and what is told of its model."""
+
+    role: TargetRole
+    facts: TargetFacts
+
+
+def target_folder(config: Config, progress: Progress) -> Path:
+    """The target's files, converted or downloaded if they are not here yet."""
+    target = config.target
+    return resolve(ModelSource(target.model, target.revision), config.cache_folder, progress)
+
+
+def load_target(config: Config, progress: Progress) -> LoadedTarget:
+    """The target role of this configuration."""
+    target = config.target
+    folder = target_folder(config, progress)
+    progress(f"loading the target {target.model}")
+    torch.set_num_threads(target.threads)
+    options = LoadOptions(
+        device=target.device,
+        dtype=target.dtype,
+        quantization=Quantization(target.quantization),
+        kv_tokens=target.kv_tokens,
+        max_context=target.max_context,
+    )
+    model = load_model(folder, options)
+    role = TargetRole(model, max_sessions=target.max_sessions, token_budget=target.token_budget)
+    spec = model.spec
+    facts = TargetFacts(target.model, spec.vocab_size, spec.max_context, spec.eos_token_ids)
+    return LoadedTarget(role, facts)
+
+
+def load_drafter(config: Config, drafter: DraftingConfig, progress: Progress) -> DrafterRole:
+    """The drafter role of this configuration.
+
+    Raises:
+        VocabularyMismatchError: if a draft model's ids mean other tokens than the target's.
+    """
+    return DrafterRole(_drafter(config, drafter, progress), max_sessions=drafter.max_sessions)
+
+
+def _drafter(config: Config, drafter: DraftingConfig, progress: Progress) -> Drafter:
+    match drafter:
+        case NgramDrafterConfig():
+            return NgramDrafter(max_ngram=drafter.max_ngram, min_ngram=drafter.min_ngram)
+        case LmDrafterConfig():
+            return _lm(config, drafter, progress, _own_folder(config, drafter, progress))
+        case QuantizedDrafterConfig() | LayerSkipDrafterConfig():
+            return _lm(config, drafter, progress, target_folder(config, progress))
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _lm(config: Config, drafter: NeuralConfig, progress: Progress, folder: Path) -> LmDrafter:
+    progress(f"loading the {drafter.kind} drafter")
+    torch.set_num_threads(drafter.threads)
+    model = load_model(folder, _draft_options(drafter))
+    target = load_tokenizer(target_folder(config, progress))
+    return LmDrafter(model, vocab_size=target.vocab_size)
+
+
+def _draft_options(drafter: NeuralConfig) -> LoadOptions:
+    options = LoadOptions(device=drafter.device, dtype=drafter.dtype, kv_tokens=drafter.kv_tokens)
+    match drafter:
+        case LayerSkipDrafterConfig():
+            return replace(options, num_layers=drafter.num_layers)
+        case LmDrafterConfig() | QuantizedDrafterConfig():
+            quantization = Quantization(drafter.quantization)
+            return replace(options, quantization=quantization, group_size=drafter.group_size)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _own_folder(config: Config, drafter: LmDrafterConfig, progress: Progress) -> Path:
+    source = ModelSource(drafter.model, drafter.revision)
+    try:
+        folder = resolve(source, config.cache_folder, progress)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"drafter.{error.field}", error.problem) from error
+    check_same_vocabulary(load_tokenizer(target_folder(config, progress)), load_tokenizer(folder))
+    return folder

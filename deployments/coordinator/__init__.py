@@ -1,0 +1,1 @@
+"""The Coordinator deployment: one session machine per generation, driven over gRPC."""

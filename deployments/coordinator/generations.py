@@ -1,0 +1,130 @@
+"""All generations of one coordinator replica, from a client's call to the events it is told. Knows no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deployments.config import NoDrafterConfig
+from deployments.coordinator.session_driver import SessionDriver
+from deployments.generation import SessionFactory, started, told
+from deployments.transport.api_records import ModelInfo
+from specdec_core import __version__
+from specdec_core.draft_length.fixed import Fixed
+from specdec_core.params import SpeculationParams
+from specdec_core.scheduling.admission import check_admission
+from specdec_core.session.request import ServedModel
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from deployments.config import Config
+    from deployments.coordinator.session_driver import Peers
+    from deployments.locator import TargetFacts, TargetLocator
+    from deployments.transport.api_records import GenerationCall, GenerationEvent
+    from specdec_core.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Identifiers:
+    """Sources of what must not repeat."""
+
+    new_session_id: Callable[[], str]
+    random_bits: Callable[[int], int]
+
+
+class Generations:
+    """Admits calls and runs their sessions."""
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        *,
+        targets: TargetLocator,
+        peers: Peers,
+        identifiers: Identifiers,
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._targets = targets
+        self._peers = peers
+        self._identifiers = identifiers
+        self._facts: TargetFacts | None = None
+        self._num_sessions = 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def num_sessions(self) -> int:
+        """Generations under way."""
+        return self._num_sessions
+
+    @property
+    def default_speculation(self) -> SpeculationParams:
+        """What a request gets that says nothing of speculation."""
+        drafter, rule = self._config.drafter, self._config.coordinator.acceptance_rule
+        gamma = 0 if isinstance(drafter, NoDrafterConfig) else drafter.num_draft_tokens
+        return SpeculationParams(gamma, rule)
+
+    async def generate(self, call: GenerationCall) -> AsyncGenerator[GenerationEvent, None]:
+        """Run one generation; close the iterator to cancel it.
+
+        Raises:
+            SpecdecError: if the call is refused, or the generation cannot go on.
+        """
+        check_admission(self._num_sessions, max_sessions=self._config.coordinator.max_sessions)
+        self._num_sessions += 1
+        try:
+            factory = await self._factory()
+            spec = await asyncio.to_thread(factory.make, call)
+            yield started(spec)
+            async with aclosing(SessionDriver(spec, self._peers).run()) as events:
+                async for state, effect in events:
+                    yield told(state, effect)
+        finally:
+            self._num_sessions -= 1
+
+    async def describe(self) -> ModelInfo:
+        """The model served and how it is speculated on."""
+        facts = await self._describe_target()
+        drafter = self._config.drafter
+        return ModelInfo(
+            name=facts.name,
+            vocab_size=facts.vocab_size,
+            max_context=facts.max_context,
+            eos_token_ids=facts.eos_token_ids,
+            drafter=drafter.kind,
+            drafter_model=drafter.model if drafter.kind == "lm" else "",
+            max_draft_tokens=self._max_draft_tokens,
+            has_chat_template=self._tokenizer.has_chat_template,
+            version=__version__,
+        )
+
+    @property
+    def _max_draft_tokens(self) -> int:
+        drafter = self._config.drafter
+        return 0 if isinstance(drafter, NoDrafterConfig) else drafter.max_draft_tokens
+
+    async def _factory(self) -> SessionFactory:
+        facts = await self._describe_target()
+        model = ServedModel(
+            vocab_size=facts.vocab_size,
+            max_context=facts.max_context,
+            eos_token_ids=facts.eos_token_ids,
+            max_draft_tokens=self._max_draft_tokens,
+            draft_length=Fixed,
+            decode=self._tokenizer.decode,
+        )
+        return SessionFactory(
+            self._tokenizer, model, self._identifiers.new_session_id, self._identifiers.random_bits
+        )
+
+    async def _describe_target(self) -> TargetFacts:
+        if self._facts is None:
+            self._facts = await self._targets.describe()
+        return self._facts

@@ -1,0 +1,69 @@
+"""One session's tie to one peer: a lease, and a place on the shared stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic
+
+from deployments.transport.data_plane import MessageT, RequestT, ResponseT
+from specdec_core.errors import PeerUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deployments.coordinator.peer_streams import PeerStreams
+    from deployments.locator import Lease, PeerLocator
+    from deployments.transport.client import PeerStream
+    from specdec_core.messages import RoleReply
+
+
+class PeerLink(Generic[MessageT, RequestT, ResponseT]):
+    """Opens, sends and lets go; what comes back goes to ``receive``."""
+
+    def __init__(
+        self,
+        session_id: str,
+        locator: PeerLocator,
+        streams: PeerStreams[MessageT, RequestT, ResponseT],
+        receive: Callable[[RoleReply], None],
+    ) -> None:
+        self._session_id = session_id
+        self._locator = locator
+        self._streams = streams
+        self._receive = receive
+        self._lease: Lease | None = None
+        self._stream: PeerStream[MessageT, RequestT, ResponseT] | None = None
+
+    async def open(self, message: MessageT) -> None:
+        """Let go of the last peer, take a lease at one, and send it the opening message.
+
+        Raises:
+            SpecdecError: if no peer can be had; nothing is held then.
+        """
+        self.release()
+        lease = await self._locator.acquire(self._session_id)
+        try:
+            stream = await self._streams.to(lease.address)
+            stream.attach(self._session_id, self._receive)
+            stream.send(message)
+        except BaseException:
+            lease.release()
+            raise
+        self._lease, self._stream = lease, stream
+
+    def send(self, message: MessageT) -> None:
+        """Queue a message.
+
+        Raises:
+            SpecdecError: if the peer is gone or swamped.
+        """
+        if self._stream is None:
+            raise PeerUnavailableError("the session has no peer")
+        self._stream.send(message)
+
+    def release(self) -> None:
+        """End the session at the peer, free the lease and hear nothing more. Idempotent."""
+        if self._stream is not None:
+            self._stream.detach(self._session_id)
+        if self._lease is not None:
+            self._lease.release()
+        self._stream = self._lease = None

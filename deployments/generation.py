@@ -1,0 +1,103 @@
+"""From a client's call to a session, and from a session's effects to what the client is told.
+
+The in-process engine and the coordinator share this, so that both serve the same API.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, assert_never
+
+from deployments.transport.api_records import (
+    ChatPrompt,
+    Finished,
+    Produced,
+    Started,
+    TextPrompt,
+    TokenPrompt,
+)
+from specdec_core.params import MAX_SEED
+from specdec_core.session.events import Emit, Finish
+from specdec_core.session.request import prepare
+from specdec_core.types import NoiseKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deployments.transport.api_records import GenerationCall, GenerationEvent, Prompt
+    from specdec_core.models.tokenizer import Tokenizer
+    from specdec_core.params import GenerationParams
+    from specdec_core.session.request import ServedModel
+    from specdec_core.session.state import SessionSpec, SessionState
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFactory:
+    """Makes sessions out of calls."""
+
+    tokenizer: Tokenizer
+    model: ServedModel
+    new_session_id: Callable[[], str]
+    random_bits: Callable[[int], int]  # for requests without a seed
+
+    def make(self, call: GenerationCall) -> SessionSpec:
+        """Check a call and begin a session for it.
+
+        Raises:
+            InvalidArgumentError: naming the field and what is allowed.
+        """
+        seed = call.params.seed
+        noise = NoiseKey(self.random_bits(MAX_SEED.bit_length()) if seed is None else seed)
+        prompt = prompt_tokens(call.prompt, self.tokenizer)
+        params = _with_bad_words(call, self.tokenizer)
+        return prepare(self.new_session_id(), prompt, params, model=self.model, noise=noise)
+
+
+def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token ids the model reads for a prompt."""
+    match prompt:
+        case TextPrompt(text=text):
+            return tokenizer.encode(text)
+        case TokenPrompt(token_ids=token_ids):
+            return token_ids
+        case ChatPrompt(messages=messages):
+            return tokenizer.encode_chat(
+                [{"role": each.role, "content": each.content} for each in messages]
+            )
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def started(spec: SessionSpec) -> Started:
+    """What the client is told first."""
+    return Started(spec.session_id, spec.noise.seed, len(spec.prompt))
+
+
+def told(state: SessionState, effect: Emit | Finish) -> GenerationEvent:
+    """What the client is told of an effect.
+
+    Raises:
+        SpecdecError: the error that ended the generation.
+    """
+    match effect:
+        case Emit(tokens=tokens, text=text):
+            return Produced(state.num_output_tokens - len(tokens), tokens, text)
+        case Finish(error=error) if error is not None:
+            raise error
+        case Finish(reason=reason):
+            return Finished(reason, len(state.spec.prompt), state.num_output_tokens, state.stats)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _with_bad_words(call: GenerationCall, tokenizer: Tokenizer) -> GenerationParams:
+    """A word is forbidden at the beginning of a text and behind a space."""
+    if not call.bad_words_text:
+        return call.params
+    variants = (
+        tokenizer.encode(f"{space}{word}", add_special_tokens=False)
+        for word in call.bad_words_text
+        for space in ("", " ")
+    )
+    words = dict.fromkeys((*call.params.sampling.bad_words, *variants))
+    return replace(call.params, sampling=replace(call.params.sampling, bad_words=tuple(words)))
