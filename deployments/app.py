@@ -44,8 +44,9 @@ def application(config: Config) -> Application:
 
 
 def _deployment(cls: type, replicas: ReplicaConfig, max_sessions: int) -> serve.Deployment:
-    return serve.deployment(cls).options(
+    deploy = serve.deployment(
         num_replicas=replicas.num_replicas,
         max_ongoing_requests=max_sessions + _SPARE_REQUESTS,
         ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
     )
+    return deploy(cls)

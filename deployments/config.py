@@ -8,6 +8,7 @@ for by a 4-bit copy of itself.
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
@@ -204,12 +205,21 @@ class Config(_Section):
     )
 
     @property
+    def max_draft_tokens(self) -> int:
+        """The most that a request may ask for; 0 without a drafter."""
+        return 0 if isinstance(self.drafter, NoDrafterConfig) else self.drafter.max_draft_tokens
+
+    @property
     def cache_folder(self) -> Path:
         return self.cache_dir.expanduser()
 
 
-def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
-    """The defaults, overridden by the file, overridden by the environment.
+def load_config(
+    path: Path | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Config:
+    """The defaults, overridden by the file, by the environment, and by ``overrides``, a mapping of sections.
 
     Raises:
         InvalidArgumentError: naming the key as it was written.
@@ -222,6 +232,9 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
             )
     if cache_dir := environ.get("SPECDEC_CACHE"):
         values["cache_dir"] = cache_dir
+    for section, fields in overrides.items():
+        for key, value in fields.items():
+            _place(values, [section, key], value)
     return parse_config(values)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
+from deployments.config import NoDrafterConfig
 from deployments.transport.api_records import (
     ChatPrompt,
     Finished,
@@ -16,7 +17,7 @@ from deployments.transport.api_records import (
     TextPrompt,
     TokenPrompt,
 )
-from specdec_core.params import MAX_SEED
+from specdec_core.params import MAX_SEED, SpeculationParams
 from specdec_core.session.events import Emit, Finish
 from specdec_core.session.request import prepare
 from specdec_core.types import NoiseKey
@@ -24,6 +25,7 @@ from specdec_core.types import NoiseKey
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from deployments.config import Config
     from deployments.transport.api_records import GenerationCall, GenerationEvent, Prompt
     from specdec_core.models.tokenizer import Tokenizer
     from specdec_core.params import GenerationParams
@@ -51,6 +53,13 @@ class SessionFactory:
         prompt = prompt_tokens(call.prompt, self.tokenizer)
         params = _with_bad_words(call, self.tokenizer)
         return prepare(self.new_session_id(), prompt, params, model=self.model, noise=noise)
+
+
+def default_speculation(config: Config) -> SpeculationParams:
+    """What a request gets that says nothing of speculation."""
+    drafter, rule = config.drafter, config.coordinator.acceptance_rule
+    gamma = 0 if isinstance(drafter, NoDrafterConfig) else drafter.num_draft_tokens
+    return SpeculationParams(gamma, rule)
 
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -159,8 +158,8 @@ def check_token_ids(name: str, tokens: Iterable[int], vocab_size: int) -> None:
 def _check_range(
     name: str, value: float, low: float, high: float, *, low_open: bool = False
 ) -> None:
-    above = value > low if low_open else value >= low
-    if not (isinstance(value, int | float) and math.isfinite(value) and above and value <= high):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and (low < value if low_open else low <= value) and value <= high):
         raise InvalidArgumentError(
             name, f"must be in {'(' if low_open else '['}{low:g}, {high:g}], got {value!r}"
         )

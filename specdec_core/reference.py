@@ -20,31 +20,26 @@ if TYPE_CHECKING:
 
     Logits = Callable[[Sequence[int]], Sequence[float]]
 
-_NEVER = -math.inf
-
 
 def law(
     logits: Sequence[float], tokens: Sequence[int], prompt_len: int, params: SamplingParams
 ) -> list[float]:
     """Probabilities of the token after ``tokens``; the order of the steps is that of ``specdec_core.sampling.process``."""
     output = tokens[prompt_len:]
-    scores = [
-        x if not params.allowed_token_ids or i in params.allowed_token_ids else _NEVER
-        for i, x in enumerate(logits)
-    ]
+    allowed = params.allowed_token_ids or range(len(logits))
+    scores = [x if i in allowed else -math.inf for i, x in enumerate(logits)]
     for word in params.bad_words:
         head = word[:-1]
         if not head or tuple(tokens[-len(head) :]) == head:
-            scores[word[-1]] = _NEVER
+            scores[word[-1]] = -math.inf
     if len(output) < params.min_tokens:
         for token in params.stop_token_ids:
-            scores[token] = _NEVER
+            scores[token] = -math.inf
     for token, bias in params.logit_bias:
         scores[token] += bias
+    penalty = params.repetition_penalty
     for token in set(tokens):
-        scores[token] *= (
-            params.repetition_penalty if scores[token] < 0 else 1 / params.repetition_penalty
-        )
+        scores[token] *= penalty if scores[token] < 0 else 1 / penalty
     for token, count in Counter(output).items():
         scores[token] -= params.presence_penalty + params.frequency_penalty * count
     if params.is_greedy:

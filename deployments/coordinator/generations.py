@@ -7,13 +7,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deployments.config import NoDrafterConfig
 from deployments.coordinator.session_driver import SessionDriver
-from deployments.generation import SessionFactory, started, told
+from deployments.generation import SessionFactory, default_speculation, started, told
 from deployments.transport.api_records import ModelInfo
 from specdec_core import __version__
 from specdec_core.draft_length.fixed import Fixed
-from specdec_core.params import SpeculationParams
 from specdec_core.scheduling.admission import check_admission
 from specdec_core.session.request import ServedModel
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from deployments.locator import TargetFacts, TargetLocator
     from deployments.transport.api_records import GenerationCall, GenerationEvent
     from specdec_core.models.tokenizer import Tokenizer
+    from specdec_core.params import SpeculationParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +66,7 @@ class Generations:
     @property
     def default_speculation(self) -> SpeculationParams:
         """What a request gets that says nothing of speculation."""
-        drafter, rule = self._config.drafter, self._config.coordinator.acceptance_rule
-        gamma = 0 if isinstance(drafter, NoDrafterConfig) else drafter.num_draft_tokens
-        return SpeculationParams(gamma, rule)
+        return default_speculation(self._config)
 
     async def generate(self, call: GenerationCall) -> AsyncGenerator[GenerationEvent, None]:
         """Run one generation; close the iterator to cancel it.
@@ -100,15 +97,11 @@ class Generations:
             eos_token_ids=facts.eos_token_ids,
             drafter=drafter.kind,
             drafter_model=drafter.model if drafter.kind == "lm" else "",
-            max_draft_tokens=self._max_draft_tokens,
+            max_draft_tokens=self._config.max_draft_tokens,
+            default_speculation=self.default_speculation,
             has_chat_template=self._tokenizer.has_chat_template,
             version=__version__,
         )
-
-    @property
-    def _max_draft_tokens(self) -> int:
-        drafter = self._config.drafter
-        return 0 if isinstance(drafter, NoDrafterConfig) else drafter.max_draft_tokens
 
     async def _factory(self) -> SessionFactory:
         facts = await self._describe_target()
@@ -116,7 +109,7 @@ class Generations:
             vocab_size=facts.vocab_size,
             max_context=facts.max_context,
             eos_token_ids=facts.eos_token_ids,
-            max_draft_tokens=self._max_draft_tokens,
+            max_draft_tokens=self._config.max_draft_tokens,
             draft_length=Fixed,
             decode=self._tokenizer.decode,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec_core.params import GenerationParams
+    from specdec_core.params import GenerationParams, SpeculationParams
     from specdec_core.stats import SpeculationStats
     from specdec_core.types import CommittedToken, FinishReason
 
@@ -93,6 +93,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     drafter: str  # its kind; "none" if there is none
     drafter_model: str  # empty for a drafter without a model
-    max_draft_tokens: int
+    max_draft_tokens: int  # of a request; 0 without a drafter
+    default_speculation: SpeculationParams  # of a request that says nothing of it
     has_chat_template: bool
     version: str

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 from specdec_proto.v1 import generation_pb2, types_pb2
 
 from deployments.transport.api_records import Finished, ModelInfo, Produced, Started
+from deployments.transport.codec_params import decode_rule, encode_rule
 from deployments.transport.wire_limits import (
     MAX_SESSION_ID_CHARS,
     MAX_TOKENS,
@@ -15,7 +16,7 @@ from deployments.transport.wire_limits import (
     token_ids,
 )
 from specdec_core.errors import ProtocolError
-from specdec_core.params import MAX_DRAFT_TOKENS
+from specdec_core.params import MAX_DRAFT_TOKENS, SpeculationParams
 from specdec_core.stats import FallbackReason, SpeculationStats
 from specdec_core.types import CommittedToken, FinishReason, TokenKind
 
@@ -91,6 +92,8 @@ def encode_model_info(info: ModelInfo) -> generation_pb2.GetModelResponse:
         drafter=info.drafter,
         drafter_model=info.drafter_model,
         max_draft_tokens=info.max_draft_tokens,
+        default_draft_tokens=info.default_speculation.max_draft_tokens,
+        default_acceptance_rule=encode_rule(info.default_speculation.rule),
         has_chat_template=info.has_chat_template,
         version=info.version,
     )
@@ -110,6 +113,9 @@ def decode_model_info(response: generation_pb2.GetModelResponse) -> ModelInfo:
         drafter=response.drafter,
         drafter_model=response.drafter_model,
         max_draft_tokens=response.max_draft_tokens,
+        default_speculation=SpeculationParams(
+            response.default_draft_tokens, decode_rule(response.default_acceptance_rule)
+        ),
         has_chat_template=response.has_chat_template,
         version=response.version,
     )

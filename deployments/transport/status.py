@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from grpc import StatusCode
 
@@ -26,7 +26,6 @@ from specdec_core.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from grpc.aio import AioRpcError
 
 MAX_TEXT_CHARS = 256
 _ACTOR_DEATH = ("actor died", "actordied")  # what a Serve proxy says when a replica is killed
@@ -64,6 +63,13 @@ _BY_STATUS = {mapping.status: mapping for mapping in _TABLE.values()} | {
 }
 
 
+class RpcFailure(Protocol):
+    """A failed call, of a blocking or an asynchronous client."""
+
+    def code(self) -> StatusCode: ...
+    def details(self) -> str | None: ...
+
+
 def to_status(error: BaseException) -> tuple[StatusCode, str]:
     """Status and one line of at most 256 characters for a client; never a stack trace.
 
@@ -80,7 +86,7 @@ def to_status(error: BaseException) -> tuple[StatusCode, str]:
             return StatusCode.INTERNAL, f"internal error ({type(error).__name__})"
 
 
-def from_rpc_error(error: AioRpcError) -> SpecdecError:
+def from_rpc_error(error: RpcFailure) -> SpecdecError:
     """What a failed call means to its caller.
 
     CANCELLED counts as the loss of the peer: a call we cancel ourselves ends with ``asyncio.CancelledError`` instead, and a

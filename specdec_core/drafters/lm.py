@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specdec_core.drafters.base import Draft
-from specdec_core.errors import OverloadedError
+from specdec_core.errors import InvalidArgumentError, OverloadedError
 from specdec_core.models.forward import Segment
+from specdec_core.params import check_token_ids
 from specdec_core.philox import Stream
 from specdec_core.sampling.draw import draw, draw_sparse, sparse_law
 from specdec_core.sampling.process import Row, process
@@ -44,6 +45,7 @@ class _Guessing:
     context: DraftContext
     cache: _Cache
     tokens: list[int]  # committed and drafted
+    num_read: int  # committed tokens that must be in the cache before the first guess
     limit: int  # draft tokens to guess
     support: list[tuple[int, ...]] = field(default_factory=list)
     probs: list[tuple[float, ...]] = field(default_factory=list)
@@ -51,6 +53,10 @@ class _Guessing:
     @property
     def drafted(self) -> tuple[int, ...]:
         return tuple(self.tokens[len(self.context.tokens) :])
+
+    @property
+    def unread(self) -> list[int]:
+        return self.tokens[len(self.cache.tokens) : self.num_read]
 
     @property
     def missing(self) -> list[int]:
@@ -71,44 +77,58 @@ class LmDrafter:
         """Guess with ``model``, whose ids below ``vocab_size`` (the target's) mean what they mean to the target."""
         self._model = model
         self._vocab_size = min(vocab_size, model.spec.vocab_size)
+        self._is_narrow = model.spec.vocab_size < vocab_size
         self._caches: dict[str, _Cache] = {}
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-        guesses = [self._begin(context) for context in contexts]
         try:
-            self._read(guesses)
-            while active := [guess for guess in guesses if len(guess.drafted) < guess.limit]:
-                self._guess_next(active)
+            return self._draft(contexts)
         except OverloadedError:
-            self._make_room(keep=())
+            self._make_room(keep={context.session_id for context in contexts})
+        try:
+            return self._draft(contexts)
+        except OverloadedError:
+            self._make_room(keep=set())
             return [Draft((), Coupled()) for _ in contexts]
-        return [guess.draft for guess in guesses]
 
     def forget(self, session_id: str) -> None:
         if cache := self._caches.pop(session_id, None):
             cache.kv.release()
 
+    def _draft(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        """Read, then guess; an OverloadedError leaves caches that hold what they say, so this can be called again."""
+        guesses = [self._begin(context) for context in contexts]
+        while behind := [guess for guess in guesses if guess.unread]:
+            self._forward(behind, [guess.unread[:_PREFILL_CHUNK] for guess in behind], num_logits=0)
+        while active := [guess for guess in guesses if len(guess.drafted) < guess.limit]:
+            self._guess_next(active)
+        return [guess.draft for guess in guesses]
+
     def _begin(self, context: DraftContext) -> _Guessing:
         """Roll the cache back to what it shares with the committed tokens, short of the one whose logits are needed."""
-        cache = self._caches.setdefault(context.session_id, _Cache(self._model.new_sequence()))
+        cache = self._caches.get(context.session_id)
+        if cache is None:
+            cache = self._caches[context.session_id] = _Cache(self._model.new_sequence())
         room = self._model.spec.max_context - len(context.tokens)
         limit = max(0, min(context.num_draft_tokens, room))
-        shared = min(common_length(cache.tokens, context.tokens), len(context.tokens) - (limit > 0))
+        num_read = len(context.tokens) - (limit > 0)
+        shared = min(common_length(cache.tokens, context.tokens), num_read)
         cache.kv.truncate(shared)
         del cache.tokens[shared:]
-        return _Guessing(context, cache, list(context.tokens), limit)
+        if room < 0 or not self._knows(context, shared):
+            return _Guessing(context, cache, list(context.tokens), num_read=0, limit=0)
+        return _Guessing(context, cache, list(context.tokens), num_read, limit)
 
-    def _read(self, guesses: Sequence[_Guessing]) -> None:
-        """Bring every cache up to date, leaving the last token to the first guess where there is one."""
-        while behind := [guess for guess in guesses if self._unread(guess)]:
-            self._forward(
-                behind, [self._unread(guess)[:_PREFILL_CHUNK] for guess in behind], num_logits=0
-            )
-
-    def _unread(self, guess: _Guessing) -> list[int]:
-        if len(guess.tokens) > self._model.spec.max_context:
-            return []
-        return guess.missing[:-1] if guess.limit else guess.missing
+    def _knows(self, context: DraftContext, num_cached: int) -> bool:
+        """Whether every id of a session means something here; the target's vocabulary may be padded further."""
+        if not self._is_narrow:
+            return True
+        try:
+            context.params.check_vocabulary(self._vocab_size)
+            check_token_ids("tokens", context.tokens[num_cached:], self._vocab_size)
+        except InvalidArgumentError:
+            return False
+        return True
 
     def _guess_next(self, guesses: Sequence[_Guessing]) -> None:
         logits = self._forward(guesses, [guess.missing for guess in guesses], num_logits=1)
@@ -131,18 +151,14 @@ class LmDrafter:
             Segment(guess.cache.kv, chunk, num_logits)
             for guess, chunk in zip(guesses, chunks, strict=True)
         ]
-        try:
-            logits = self._model.forward(segments)
-        except OverloadedError:
-            self._make_room(keep=[guess.context.session_id for guess in guesses])
-            logits = self._model.forward(segments)
+        logits = self._model.forward(segments)
         for guess, chunk in zip(guesses, chunks, strict=True):
             guess.cache.tokens += chunk
         return logits
 
-    def _make_room(self, keep: Sequence[str]) -> None:
+    def _make_room(self, keep: set[str]) -> None:
         """Drop the caches of all other sessions; each is read again when its session drafts next."""
-        for session_id in self._caches.keys() - set(keep):
+        for session_id in self._caches.keys() - keep:
             self.forget(session_id)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specdec_core.drafters.base import DraftContext
+from specdec_core.drafters.base import Draft, DraftContext
 from specdec_core.errors import SpecdecError, StaleMessageError
 from specdec_core.messages import Close, Failed, Open, Propose, Proposed
 from specdec_core.roles.session_table import SessionTable
-from specdec_core.types import DraftBlock
+from specdec_core.types import DraftBlock, OneHot
 
 if TYPE_CHECKING:
-    from specdec_core.drafters.base import Draft, Drafter
+    from collections.abc import Sequence
+
+    from specdec_core.drafters.base import Drafter
     from specdec_core.messages import DrafterMessage, RoleReply
 
 
@@ -46,8 +48,8 @@ class DrafterRole:
         try:
             match message:
                 case Open():
-                    self._waiting.pop(message.session_id, None)
                     self._sessions.open(message, lambda: _Session(message))
+                    self._waiting.pop(message.session_id, None)
                 case Propose():
                     self._take(message)
                 case Close():
@@ -59,17 +61,22 @@ class DrafterRole:
     def step(self) -> list[RoleReply]:
         waiting, self._waiting = self._waiting, {}
         failures, self._failures = self._failures, []
-        drafts = (
-            self._drafter.propose([self._context(wish) for wish in waiting.values()])
-            if waiting
-            else []
-        )
+        drafts = self._propose([self._context(wish) for wish in waiting.values()])
         proposed = [
             _proposed(wish, draft)
             for wish, draft in zip(waiting.values(), drafts, strict=True)
             if wish.num_draft_tokens
         ]
         return [*failures, *proposed]
+
+    def _propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        """One draft each; where one session breaks the drafter, it alone goes without."""
+        try:
+            return self._drafter.propose(contexts) if contexts else []
+        except SpecdecError:
+            if len(contexts) == 1:
+                return [Draft((), OneHot())]
+        return [draft for context in contexts for draft in self._propose([context])]
 
     def _take(self, wish: Propose) -> None:
         held = self._sessions.get(wish.session_id, wish.epoch)

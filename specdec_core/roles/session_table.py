@@ -8,7 +8,7 @@ from specdec_core.errors import StaleMessageError
 from specdec_core.scheduling.admission import check_admission
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from specdec_core.messages import Open
 
@@ -60,6 +60,10 @@ class SessionTable(Generic[Session]):
         if held is None or held.opened.epoch != epoch:
             raise StaleMessageError(f"session {session_id} is not open under epoch {epoch}")
         return held
+
+    def youngest(self, session_ids: Collection[str]) -> Session:
+        """Of these sessions, at least one of them held, the one opened last."""
+        return next(held for name, held in reversed(self._sessions.items()) if name in session_ids)
 
     def close(self, session_id: str, epoch: int) -> None:
         """Free a session unless a later epoch holds it; unknown ones are ignored."""

@@ -85,10 +85,10 @@ class TargetRole:
         try:
             match message:
                 case Open():
-                    self._jobs.pop(message.session_id, None)
                     self._sessions.open(
                         message, lambda: _Session(message, self._model.new_sequence())
                     )
+                    self._jobs.pop(message.session_id, None)
                 case Extend():
                     self._extend(message)
                 case Close():
@@ -133,7 +133,7 @@ class TargetRole:
         try:
             logits = self._model.forward([self._segment(chunk) for chunk in chunks])
         except OverloadedError as error:
-            youngest = self._jobs[chunks[-1].session_id].session.opened
+            youngest = self._sessions.youngest({chunk.session_id for chunk in chunks}).opened
             self._fail(youngest.session_id, youngest.epoch, error)
             return []
         done = [self._jobs.pop(chunk.session_id) for chunk in chunks if chunk.is_last]

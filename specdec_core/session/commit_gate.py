@@ -67,7 +67,7 @@ def admit(state: GateState, tokens: Sequence[int], rules: GateRules) -> Admissio
     if state.num_output_tokens >= rules.max_output_tokens:
         return _close(state, tokens, rules, FinishReason.LENGTH)
     state, text = _read_window(state, tokens, rules.decode)
-    return _scan(state, state.held_text + text, rules, finish=None)
+    return _scan(state, text, rules, finish=None)
 
 
 def _close(
@@ -76,7 +76,7 @@ def _close(
     """Deliver everything that was held, incomplete characters too; a stop string in it still counts."""
     window = rules.decode(tokens[state.window_start :])
     known = rules.decode(tokens[state.window_start : state.window_read])
-    return _scan(state, state.held_text + window[len(known) :], rules, finish=finish)
+    return _scan(state, window[len(known) :], rules, finish=finish)
 
 
 def _read_window(
@@ -90,13 +90,11 @@ def _read_window(
     return moved, window[len(known) :]
 
 
-def _scan(
-    state: GateState, pending: str, rules: GateRules, finish: FinishReason | None
-) -> Admission:
-    """Cut ``pending`` at the first stop string, else hold back what may become one."""
-    stops = rules.params.stop
+def _scan(state: GateState, text: str, rules: GateRules, finish: FinishReason | None) -> Admission:
+    """Cut held and new text at the first stop string that the new one completes, else hold back what may become one."""
+    stops, pending = rules.params.stop, state.held_text + text
     if state.num_output_tokens >= rules.params.min_tokens and (
-        found := _first_stop(pending, stops)
+        found := _first_stop(pending, stops, len(state.held_text))
     ):
         start, end = found
         kept = end if rules.params.include_stop_str_in_output else start
@@ -106,9 +104,10 @@ def _scan(
     return Admission(replace(state, held_text=pending[safe:]), pending[:safe], finish)
 
 
-def _first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, int] | None:
-    """(start, end) of the stop string completed earliest in ``text``; of two completed together, the longer."""
-    spans = [(start, start + len(stop)) for stop in stops if (start := text.find(stop)) >= 0]
+def _first_stop(text: str, stops: tuple[str, ...], num_seen: int) -> tuple[int, int] | None:
+    """(start, end) of the stop string completed earliest behind ``num_seen`` characters; of two completed together, the longer."""
+    starts = [(stop, text.find(stop, max(0, num_seen + 1 - len(stop)))) for stop in stops]
+    spans = [(start, start + len(stop)) for stop, start in starts if start >= 0]
     return min(spans, key=lambda span: (span[1], span[0]), default=None)
 
 

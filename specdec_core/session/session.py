@@ -35,11 +35,12 @@ from specdec_core.session.round import (
 )
 from specdec_core.session.state import PeerView, SessionState
 from specdec_core.stats import FallbackReason, SpeculationStats
-from specdec_core.types import DraftBlock, FinishReason, OneHot
+from specdec_core.types import DraftBlock, FinishReason, OneHot, Sparse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from specdec_core.errors import SpecdecError
     from specdec_core.session.events import Effect, Input
     from specdec_core.session.state import SessionSpec
 
@@ -112,10 +113,17 @@ def _start_rounds(state: SessionState, event: TargetOpened) -> Step:
 
 def _replace_target(state: SessionState, event: TargetLost) -> Step:
     losses = state.target_losses + 1
+    hopeless = event.error.code not in _REPLACEABLE and not _may_blame_draft(state, event.error)
     state = replace(state, target=PeerView(epoch=event.epoch + 1), target_losses=losses, draft=None)
-    if event.error.code not in _REPLACEABLE or losses > _MAX_TARGET_LOSSES:
+    if hopeless or losses > _MAX_TARGET_LOSSES:
         return end(state, FinishReason.ERROR, event.error)
     return replace(state, phase=Phase.OPENING), (OpenTarget(_open(state, state.target.epoch)),)
+
+
+def _may_blame_draft(state: SessionState, error: SpecdecError) -> bool:
+    """Whether the target may have refused what was only guessed; the plain round after reopening tells."""
+    is_drafted = state.draft is not None and state.draft.num_draft_tokens > 0
+    return is_drafted and error.code is ErrorCode.INVALID_ARGUMENT
 
 
 def _adopt_drafter(state: SessionState, event: DrafterOpened) -> Step:
@@ -142,12 +150,24 @@ def _go_on_without_draft(state: SessionState, _event: DraftLate) -> Step:
 
 def _verify_drafted(state: SessionState, event: Proposed) -> Step:
     block = event.block
-    outside = any(not 0 <= token < state.spec.vocab_size for token in block.tokens)
-    if outside or block.num_draft_tokens > draft_room(state, state.spec.max_draft_tokens):
+    if not _is_sound(block, state):
         return verify_without_draft(state, FallbackReason.INVALID_DRAFT)
     if not block.tokens:
         return verify_without_draft(state, FallbackReason.NO_DRAFT)
     return verify(state, block)
+
+
+def _is_sound(block: DraftBlock, state: SessionState) -> bool:
+    """Whether a target can take the draft: not too long, in the vocabulary, and a law for each token of a sparse one."""
+    if block.num_draft_tokens > draft_room(state, state.spec.max_draft_tokens):
+        return False
+    if isinstance(block.proposal, Sparse):
+        ids, probs = (
+            [len(row) for row in rows] for rows in (block.proposal.support, block.proposal.probs)
+        )
+        if ids != probs or len(ids) != block.num_draft_tokens:
+            return False
+    return all(0 <= token < state.spec.vocab_size for token in block.tokens)
 
 
 def _commit(state: SessionState, event: Verified) -> Step:
@@ -190,4 +210,4 @@ _HANDLERS: Mapping[Action, Callable[[SessionState, Any], Step]] = {
     Action.IGNORE: _ignore,
     Action.REFUSE: _refuse,
 }
-_STAMPED = frozenset(_HANDLERS) - {Action.IGNORE, Action.REFUSE, Action.END}
+_STAMPED = frozenset(_HANDLERS) - {Action.IGNORE, Action.END}

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 Replies = asyncio.Queue[list["RoleReply"]]
 
 
+def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What we logged; gRPC's poller complains when event loops come and go."""
+    return [each.message for each in caplog.records if each.name.startswith("deployments")]
+
+
 @pytest.fixture
 def role() -> EchoRole:
     return EchoRole()
@@ -102,7 +107,7 @@ async def test_only_sessions_still_open_are_failed(
     assert (failed.session_id, failed.epoch, failed.base_len) == ("a", 2, 5)
     assert isinstance(failed.error, InvariantError)
     assert role.closed == [Close("closed", 1), Close("a", 2)]
-    assert len(caplog.records) == 1
+    assert ours(caplog) == ["the step failed; failing 1 open sessions"]
 
 
 async def test_a_role_that_cannot_even_close_does_not_stop_the_loop(
@@ -121,7 +126,7 @@ async def test_a_role_that_cannot_even_close_does_not_stop_the_loop(
         assert failed.session_id == name
     await loop.close(10)
 
-    assert [record.message for record in caplog.records] == [
+    assert ours(caplog) == [
         "the step failed; failing 1 open sessions",
         "session a could not be closed",
         "the step failed; failing 1 open sessions",

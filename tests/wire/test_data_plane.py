@@ -204,6 +204,24 @@ async def test_close_frees_a_session_and_is_not_answered(
     assert inbox.replies.empty()
 
 
+async def test_a_session_that_is_detached_is_closed_at_its_peer_and_hears_no_more(
+    role: EchoRole, server: TargetServer, stream: TargetStream
+) -> None:
+    inbox = Inbox(stream, "a")
+    Inbox(stream, "never-opened")
+    stream.send(opening("a", epoch=6))
+    stream.send(extend("a", 1, epoch=6))
+
+    stream.detach("a")
+    stream.detach("a")
+    stream.detach("never-opened")
+    await until(role.changed)
+
+    assert role.closed == [Close("a", 6)]
+    assert server.service.num_sessions == 0
+    assert inbox.replies.empty()
+
+
 async def test_a_message_of_an_older_epoch_is_stale(role: EchoRole, stream: TargetStream) -> None:
     inbox = Inbox(stream, "a")
     stream.send(opening("a", epoch=2))

@@ -88,7 +88,7 @@ class GenerateRequest(_message.Message):
     seed: _builtins.int
     """Seed of all that is random, any unsigned 64-bit number. Absent draws one, which the answer tells."""
     max_draft_tokens: _builtins.int
-    """The most tokens to draft per round; in [0, 32] and cut to the server's cap, 0 decodes plainly. Absent is the server's
+    """The most tokens to draft per round; in [0, 32] and at most the server's cap, 0 decodes plainly. Absent is the server's
     default. Changes the speed only.
     """
     acceptance_rule: _types_pb2.AcceptanceRule.ValueType
@@ -314,6 +314,8 @@ class GetModelResponse(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    DEFAULT_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    DEFAULT_ACCEPTANCE_RULE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the target model."""
     vocab_size: _builtins.int
@@ -325,11 +327,15 @@ class GetModelResponse(_message.Message):
     drafter_model: _builtins.str
     """Name of the draft model; empty for a drafter without one."""
     max_draft_tokens: _builtins.int
-    """The most tokens drafted per round; larger wishes are cut to it."""
+    """The most draft tokens per round that a request may ask for; 0 if there is no drafter."""
     has_chat_template: _builtins.bool
     """Whether the model has a chat template, that is whether chat prompts work."""
     version: _builtins.str
     """Version of the server."""
+    default_draft_tokens: _builtins.int
+    """Draft tokens per round of a request that does not say."""
+    default_acceptance_rule: _types_pb2.AcceptanceRule.ValueType
+    """How drafts are tested for a request that does not say."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that end a sequence."""
@@ -346,10 +352,12 @@ class GetModelResponse(_message.Message):
         max_draft_tokens: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
         version: _builtins.str = ...,
+        default_draft_tokens: _builtins.int = ...,
+        default_acceptance_rule: _types_pb2.AcceptanceRule.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "drafter_model", b"drafter_model", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_context", b"max_context", "max_draft_tokens", b"max_draft_tokens", "name", b"name", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_acceptance_rule", b"default_acceptance_rule", "default_draft_tokens", b"default_draft_tokens", "drafter", b"drafter", "drafter_model", b"drafter_model", "eos_token_ids", b"eos_token_ids", "has_chat_template", b"has_chat_template", "max_context", b"max_context", "max_draft_tokens", b"max_draft_tokens", "name", b"name", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

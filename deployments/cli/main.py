@@ -1,0 +1,51 @@
+"""The entry point: commands, and how errors leave the process."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from deployments.cli.demo import demo
+from deployments.cli.generate import generate
+from deployments.cli.serve import serve
+from deployments.cli.terminal import console
+from specdec_core.errors import ErrorCode, SpecdecError
+
+app = typer.Typer(
+    name="specdec",
+    help="Distributed speculative decoding on Ray Serve.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(serve)
+app.command()(generate)
+app.command()(demo)
+
+_USAGE_CODES = frozenset({ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED, ErrorCode.NOT_FOUND})
+
+
+def run() -> None:
+    """Run the command line; a mistake of the user's is one line on stderr and exit code 2."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code of a command line: 0, 1 for a failure, 2 for a mistake, 130 when interrupted."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except click.UsageError as error:
+        _say(error.format_message())
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except SpecdecError as error:
+        _say(str(error))
+        return 2 if error.code in _USAGE_CODES else 1
+    return code if isinstance(code, int) else 0
+
+
+def _say(line: str) -> None:
+    console.print(f"error: {line}", markup=False, soft_wrap=True)

@@ -1,0 +1,59 @@
+"""The in-process server: the same API on ``specdec_core.engine``, without Ray or gRPC."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from typing import TYPE_CHECKING
+
+from deployments.assembly import load_drafter, load_target, target_folder
+from deployments.config import NoDrafterConfig
+from deployments.generation import SessionFactory, started, told
+from specdec_core.draft_length.fixed import Fixed
+from specdec_core.engine import Engine
+from specdec_core.models.tokenizer import load_tokenizer
+from specdec_core.session.request import ServedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from deployments.config import Config
+    from deployments.transport.api_records import GenerationCall, GenerationEvent
+
+
+class LocalServer:
+    """A target and a drafter in this process."""
+
+    def __init__(self, config: Config, progress: Callable[[str], None]) -> None:
+        """Load what the configuration names; ``progress`` gets a line before anything slow."""
+        target = load_target(config, progress)
+        tokenizer = load_tokenizer(target_folder(config, progress))
+        drafter = (
+            None
+            if isinstance(config.drafter, NoDrafterConfig)
+            else load_drafter(config, config.drafter, progress)
+        )
+        self._engine = Engine(target.role, drafter)
+        model = ServedModel(
+            vocab_size=target.facts.vocab_size,
+            max_context=target.facts.max_context,
+            eos_token_ids=target.facts.eos_token_ids,
+            max_draft_tokens=config.max_draft_tokens,
+            draft_length=Fixed,
+            decode=tokenizer.decode,
+        )
+        self._factory = SessionFactory(tokenizer, model, lambda: uuid.uuid4().hex, secrets.randbits)
+
+    def generate(self, call: GenerationCall) -> Iterator[GenerationEvent]:
+        """Run one generation; closing the iterator cancels it.
+
+        Raises:
+            SpecdecError: if the call is refused, or the generation cannot go on.
+        """
+        spec = self._factory.make(call)
+        yield started(spec)
+        try:
+            for delivered in self._engine.run([spec]):
+                yield told(delivered.state, delivered.effect)
+        finally:
+            self._engine.cancel(spec.session_id)
