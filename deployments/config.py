@@ -210,6 +210,14 @@ class Config(_Section):
         return 0 if isinstance(self.drafter, NoDrafterConfig) else self.drafter.max_draft_tokens
 
     @property
+    def num_cpus(self) -> float:
+        """CPUs that all replicas together ask of Ray."""
+        deployed = [self.target.replicas, self.coordinator.replicas]
+        if not isinstance(self.drafter, NoDrafterConfig):
+            deployed.append(self.drafter.replicas)
+        return sum(each.num_replicas * each.num_cpus for each in deployed)
+
+    @property
     def cache_folder(self) -> Path:
         return self.cache_dir.expanduser()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from deployments.ray_facade import DATA_ADDRESS
@@ -12,7 +11,7 @@ from specdec_core.params import SamplingParams
 from specdec_core.types import AcceptanceRule, DraftBlock, NoiseKey, OneHot
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import Mapping
 
     from deployments.transport.server import DataPlaneServer
     from specdec_core.messages import TargetMessage
@@ -32,11 +31,6 @@ class DataPlaneReplica:
     def metadata(self) -> dict[str, Any]:
         """Address and facts; JSON values only."""
         return dict(self._metadata)
-
-    async def lease(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Say where the replica is, then hold its place until the caller lets go or dies."""
-        yield self.metadata
-        await asyncio.Event().wait()
 
     def check_health(self) -> None:
         """Raise InvariantError when the step thread is gone."""

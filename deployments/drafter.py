@@ -36,9 +36,11 @@ class Drafter:
     def record_replica_metadata(self) -> dict[str, Any]:
         return self._replica.metadata
 
-    def lease(self, session_id: str) -> AsyncGenerator[dict[str, Any], None]:
+    async def lease(self, session_id: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Say where the replica is, then hold its place for the session until the caller lets go or dies."""
         del session_id
-        return self._replica.lease()
+        yield self._replica.metadata
+        await asyncio.Event().wait()
 
     def check_health(self) -> None:
         self._replica.check_health()

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
+from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import LoggingConfig
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from deployments.locator import Lease, TargetFacts
 from specdec_core.errors import OverloadedError, PeerUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ray.serve import Application
-    from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+        from ray.serve.schema import ApplicationStatusOverview
 
     from deployments.config import ServerConfig
+
+Handle = DeploymentHandle[Any]
 
 APP_NAME = "specdec"
 DATA_ADDRESS = "data_address"
 GENERATION_SERVICER = "specdec_proto.v1.generation_pb2_grpc.add_GenerationServiceServicer_to_server"
+_QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 _ACQUIRE_TIMEOUT_S = 60.0
 _DESCRIBE_TIMEOUT_S = 10.0
 
@@ -43,13 +51,13 @@ class ServeLocator:
     it does only for calls that do not go through the object store (``_by_reference=False``).
     """
 
-    handle: DeploymentHandle[Any]
+    handle: Handle
 
     async def acquire(self, session_id: str) -> Lease:
         options = self.handle.options(
             session_id=session_id, method_name="lease", stream=True, _by_reference=False
         )
-        stream = cast("DeploymentResponseGenerator[Any]", options.remote(session_id))
+        stream = cast(DeploymentResponseGenerator[Any], options.remote(session_id))
         try:
             metadata = await asyncio.wait_for(anext(stream), _ACQUIRE_TIMEOUT_S)
         except (RayError, RayServeException, StopAsyncIteration, TimeoutError) as error:
@@ -78,59 +86,71 @@ def _unavailable(error: Exception) -> OverloadedError | PeerUnavailableError:
     return PeerUnavailableError(f"no replica can be had ({kind})")
 
 
-def start(server: ServerConfig, address: str | None) -> None:
-    """Join the cluster at ``address``, or start one on this machine, and open the proxies."""
-    ray.init(
-        address=address or "local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        configure_logging=True,
-    )
+@contextmanager
+def local_cluster(server: ServerConfig, num_cpus: int) -> Iterator[None]:
+    """Ray and Serve on this machine, as processes that end with the block."""
+    try:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        _start_serve(server)
+        yield
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+@contextmanager
+def joined_cluster(server: ServerConfig, address: str) -> Iterator[None]:
+    """The Ray cluster at ``address``; the application is deleted with the block and nothing else."""
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        _start_serve(server)
+        yield
+    finally:
+        serve.delete(APP_NAME)
+        ray.shutdown()
+
+
+def _start_serve(server: ServerConfig) -> None:
     serve.start(
-        proxy_location=ProxyLocation.HeadOnly if address is None else ProxyLocation.EveryNode,
         http_options=HTTPOptions(host=server.host, port=server.http_port),
         grpc_options=gRPCOptions(
             port=server.grpc_port, grpc_servicer_functions=[GENERATION_SERVICER]
         ),
-        logging_config=LoggingConfig(log_level="WARNING"),
+        logging_config=_QUIET,
     )
 
 
-def run(application: Application) -> None:
+def deploy(application: Application, *, timeout_s: float, poll_s: float) -> None:
     """Deploy and wait until every replica is ready.
 
     Raises:
-        PeerUnavailableError: if the deployment fails.
+        PeerUnavailableError: if a replica fails for good, giving its last line, or the time runs out, saying what it waits for.
     """
-    try:
-        serve.run(
-            application,
-            name=APP_NAME,
-            route_prefix="/",
-            logging_config=LoggingConfig(log_level="WARNING"),
-        )
-    except RuntimeError as error:
-        raise PeerUnavailableError(f"the deployment failed: {_reason()}") from error
-
-
-def _reason() -> str:
-    """The last line of the first replica's failure."""
-    application = serve.status().applications.get(APP_NAME)
-    messages = (
-        [each.message for each in application.deployments.values() if each.message]
-        if application
-        else []
+    target = serve.RunTarget(application, name=APP_NAME, route_prefix="/", logging_config=_QUIET)
+    serve.run_many(
+        [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
     )
-    lines = (
-        [line for line in messages[0].splitlines() if line.strip()]
-        if messages
-        else ["see the Serve logs"]
-    )
-    return lines[-1].strip()
+    deadline = time.monotonic() + timeout_s
+    while (status := serve.status().applications[APP_NAME]).status is not ApplicationStatus.RUNNING:
+        if status.status is ApplicationStatus.DEPLOY_FAILED:
+            raise PeerUnavailableError(f"the deployment failed: {_blame(status)}")
+        if time.monotonic() > deadline:
+            raise PeerUnavailableError(f"not ready after {timeout_s:g} s: {_blame(status)}")
+        time.sleep(poll_s)
 
 
-def stop() -> None:
-    """Stop the application and, if this process started it, the cluster."""
-    serve.shutdown()
-    ray.shutdown()
+def _blame(status: ApplicationStatusOverview) -> str:
+    """The last line that the first unready deployment says, which in a stack trace is the error."""
+    waiting = {
+        name: each.message.strip().splitlines()
+        for name, each in status.deployments.items()
+        if each.status.value != "HEALTHY"
+    }
+    name, lines = next(iter(waiting.items()), ("application", status.message.strip().splitlines()))
+    return f"{name}: {lines[-1].strip() if lines else 'no replica is ready'}"

@@ -9,6 +9,7 @@ import typer
 
 from deployments.cli.demo import demo
 from deployments.cli.generate import generate
+from deployments.cli.interrupts import unwind_on_signals
 from deployments.cli.serve import serve
 from deployments.cli.terminal import console
 from specdec_core.errors import ErrorCode, SpecdecError
@@ -34,6 +35,7 @@ def run() -> None:
 
 def main(arguments: list[str]) -> int:
     """The exit code of a command line: 0, 1 for a failure, 2 for a mistake, 130 when interrupted."""
+    unwind_on_signals()
     try:
         code = app(arguments, standalone_mode=False)
     except click.UsageError as error:

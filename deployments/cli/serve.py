@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -27,8 +26,6 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C."""
     loaded = load_config(config, os.environ)
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     try:
         with progress("starting") as tell, serving(loaded, ray_address, tell) as server:
             addresses = {
@@ -38,7 +35,7 @@ def serve(
             if ready_file:
                 _write(ready_file, json.dumps(addresses))
             tell(f"gRPC on {addresses['grpc']}, HTTP on {addresses['http']}; Ctrl-C stops")
-            stopping.wait()
+            threading.Event().wait()
     except KeyboardInterrupt:
         pass
     console.print("stopped")

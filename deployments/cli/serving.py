@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,16 +11,19 @@ from typing import TYPE_CHECKING
 from deployments import ray_facade
 from deployments.app import application
 from deployments.assembly import target_folder
-from deployments.config import NoDrafterConfig
+from deployments.cli.interrupts import ignore_signals, unwind_on_signals
 from deployments.transport.generation_client import GenerationClient
 from specdec_core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from deployments.config import Config, ServerConfig
 
 _CONNECT_TIMEOUT_S = 30.0
+_DEPLOY_TIMEOUT_S = 1800.0  # a large model may have to be fetched first
+_POLL_S = 0.2
 
 
 @contextmanager
@@ -38,23 +43,35 @@ def serving(
         }
     )
     target_folder(config, progress)
+    progress("starting Ray Serve")
+    with _cluster(server, ray_address, config):
+        unwind_on_signals()  # Ray has just installed handlers that exit at once
+        try:
+            progress(f"deploying coordinator, target and {config.drafter.kind} drafter")
+            ray_facade.deploy(application(config), timeout_s=_DEPLOY_TIMEOUT_S, poll_s=_POLL_S)
+            _check(server)
+            yield server
+        finally:
+            ignore_signals()
+
+
+def _cluster(
+    server: ServerConfig, ray_address: str | None, config: Config
+) -> AbstractContextManager[None]:
+    """A local cluster counts as many CPUs as the deployments ask for, even where the machine has fewer."""
+    if ray_address:
+        return ray_facade.joined_cluster(server, ray_address)
+    return ray_facade.local_cluster(server, max(os.cpu_count() or 1, math.ceil(config.num_cpus)))
+
+
+def _check(server: ServerConfig) -> None:
+    """Have the server answer a client before anyone is told that it is there."""
+    client = GenerationClient(f"{server.host}:{server.grpc_port}")
     try:
-        progress("starting Ray Serve")
-        ray_facade.start(server, ray_address)
-        drafter = (
-            "no drafter"
-            if isinstance(config.drafter, NoDrafterConfig)
-            else f"{config.drafter.kind} drafter"
-        )
-        progress(f"deploying coordinator, target and {drafter}")
-        ray_facade.run(application(config))
-        client = GenerationClient(f"{server.host}:{server.grpc_port}")
         client.wait_until_connected(_CONNECT_TIMEOUT_S)
         client.describe()
-        client.close()
-        yield server
     finally:
-        ray_facade.stop()
+        client.close()
 
 
 def _usable_port(field: str, port: int) -> int:

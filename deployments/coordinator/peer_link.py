@@ -37,18 +37,18 @@ class PeerLink(Generic[MessageT, RequestT, ResponseT]):
         """Let go of the last peer, take a lease at one, and send it the opening message.
 
         Raises:
-            SpecdecError: if no peer can be had; nothing is held then.
+            SpecdecError: if no peer can be had.
         """
         self.release()
         lease = await self._locator.acquire(self._session_id)
         try:
             stream = await self._streams.to(lease.address)
-            stream.attach(self._session_id, self._receive)
-            stream.send(message)
         except BaseException:
             lease.release()
             raise
         self._lease, self._stream = lease, stream
+        stream.attach(self._session_id, self._receive)
+        stream.send(message)
 
     def send(self, message: MessageT) -> None:
         """Queue a message.

@@ -10,8 +10,6 @@ from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specdec_proto.v1 import generation_pb2
-
 from deployments.assembly import target_folder
 from deployments.config import NoDrafterConfig, parse_config
 from deployments.coordinator.generations import Generations, Identifiers
@@ -30,12 +28,14 @@ from deployments.transport.data_plane import DRAFTER, TARGET
 from deployments.transport.status import to_status
 from specdec_core.errors import SpecdecError
 from specdec_core.models.tokenizer import load_tokenizer
+from specdec_proto.v1 import generation_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping
 
     from grpc import StatusCode
-    from ray.serve.handle import DeploymentHandle
+
+    from deployments.ray_facade import Handle
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class Coordinator:
     async def _start(
         self,
         config: Mapping[str, Any],
-        target: DeploymentHandle[Any],
-        drafter: DeploymentHandle[Any] | None,
+        target: Handle,
+        drafter: Handle | None,
     ) -> None:
         parsed = parse_config(config)
         folder = await asyncio.to_thread(target_folder, parsed, logger.info)
@@ -78,7 +78,7 @@ class Coordinator:
 
     __init__ = _start  # Serve awaits it
 
-    async def Generate(  # noqa: N802
+    async def Generate(
         self, request: generation_pb2.GenerateRequest, grpc_context: CallContext
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
         """Stream one generation."""
@@ -88,14 +88,14 @@ class Coordinator:
                 async for event in events:
                     yield encode_event(event)
 
-    async def GetModel(  # noqa: N802
+    async def GetModel(
         self, _request: generation_pb2.GetModelRequest, grpc_context: CallContext
     ) -> generation_pb2.GetModelResponse:
         """Describe the model served."""
         with _answering(grpc_context):
             return encode_model_info(await self._generations.describe())
 
-    async def Tokenize(  # noqa: N802
+    async def Tokenize(
         self, request: generation_pb2.TokenizeRequest, grpc_context: CallContext
     ) -> generation_pb2.TokenizeResponse:
         """Turn text into the token ids the model would see."""
@@ -104,7 +104,7 @@ class Coordinator:
             ids = await asyncio.to_thread(prompt_tokens, prompt, self._generations.tokenizer)
             return generation_pb2.TokenizeResponse(token_ids=ids)
 
-    async def Detokenize(  # noqa: N802
+    async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, grpc_context: CallContext
     ) -> generation_pb2.DetokenizeResponse:
         """Turn token ids into text."""

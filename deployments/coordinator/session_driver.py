@@ -28,13 +28,12 @@ from specdec_core.session.session import advance, start
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
 
-    from specdec_proto.v1 import drafter_pb2, target_pb2
-
     from deployments.coordinator.peer_streams import PeerStreams
     from deployments.locator import PeerLocator
     from specdec_core.messages import DrafterMessage, Extend, Open, Propose, TargetMessage
     from specdec_core.session.events import Input
     from specdec_core.session.state import SessionSpec, SessionState
+    from specdec_proto.v1 import drafter_pb2, target_pb2
 
     TargetStreams = PeerStreams[TargetMessage, target_pb2.ExtendRequest, target_pb2.ExtendResponse]
     DrafterStreams = PeerStreams[

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Generic, Self
 
 from google.protobuf.message import DecodeError
 from grpc import aio
-from specdec_proto.v1 import drafter_pb2, target_pb2
 
 from deployments.transport.channel_options import CLIENT_OPTIONS
 from deployments.transport.data_plane import MessageT, RequestT, ResponseT
@@ -24,6 +23,7 @@ from specdec_core.errors import (
     SpecdecError,
 )
 from specdec_core.messages import Close, DrafterMessage, Extend, Failed, Propose, TargetMessage
+from specdec_proto.v1 import drafter_pb2, target_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from specdec_proto.v1 import drafter_pb2
-
 from deployments.transport.codec_frame import decode_frame, decode_open, encode_open
 from deployments.transport.codec_round import (
     decode_draft,
@@ -17,6 +15,7 @@ from deployments.transport.wire_limits import MAX_TOKENS, token_ids
 from specdec_core.errors import InvalidArgumentError, InvariantError, ProtocolError
 from specdec_core.messages import Close, Failed, Open, Propose, Proposed, Verified
 from specdec_core.params import MAX_DRAFT_TOKENS
+from specdec_proto.v1 import drafter_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

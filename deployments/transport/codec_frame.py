@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from specdec_proto.v1 import types_pb2
-
 from deployments.transport.codec_params import (
     decode_noise,
     decode_rule,
@@ -27,6 +25,7 @@ from deployments.transport.wire_limits import (
 )
 from specdec_core.errors import ProtocolError, SpecdecError
 from specdec_core.messages import Failed, Open
+from specdec_proto.v1 import types_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

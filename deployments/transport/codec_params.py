@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specdec_proto.v1 import types_pb2
-
 from deployments.transport.wire_limits import check_count
 from specdec_core.errors import InvalidArgumentError, ProtocolError
 from specdec_core.params import (
@@ -18,6 +16,7 @@ from specdec_core.params import (
     SamplingParams,
 )
 from specdec_core.types import AcceptanceRule, NoiseKey
+from specdec_proto.v1 import types_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from specdec_proto.v1 import generation_pb2, types_pb2
-
 from deployments.transport.api_records import (
     ChatMessage,
     ChatPrompt,
@@ -31,6 +29,7 @@ from deployments.transport.wire_limits import (
 )
 from specdec_core.errors import InvalidArgumentError
 from specdec_core.params import MAX_BAD_WORDS, GenerationParams, SpeculationParams
+from specdec_proto.v1 import generation_pb2, types_pb2
 
 if TYPE_CHECKING:
     from deployments.transport.api_records import Prompt

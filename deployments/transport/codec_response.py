@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from specdec_proto.v1 import generation_pb2, types_pb2
-
 from deployments.transport.api_records import Finished, ModelInfo, Produced, Started
 from deployments.transport.codec_params import decode_rule, encode_rule
 from deployments.transport.wire_limits import (
@@ -19,6 +17,7 @@ from specdec_core.errors import ProtocolError
 from specdec_core.params import MAX_DRAFT_TOKENS, SpeculationParams
 from specdec_core.stats import FallbackReason, SpeculationStats
 from specdec_core.types import CommittedToken, FinishReason, TokenKind
+from specdec_proto.v1 import generation_pb2, types_pb2
 
 if TYPE_CHECKING:
     from deployments.transport.api_records import GenerationEvent

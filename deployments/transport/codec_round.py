@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, assert_never
 
-from specdec_proto.v1 import types_pb2
-
 from deployments.transport.status import error_of, one_line
 from deployments.transport.tensor_codec import (
     TensorLimits,
@@ -34,6 +32,7 @@ from specdec_core.types import (
     Sparse,
     TargetDraws,
 )
+from specdec_proto.v1 import types_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from specdec_proto.v1 import drafter_pb2, target_pb2
 
 from deployments.transport import codec_drafter, codec_target
 from specdec_core.messages import (
@@ -19,6 +18,7 @@ from specdec_core.messages import (
     Propose,
     TargetMessage,
 )
+from specdec_proto.v1 import drafter_pb2, target_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import grpc
-from specdec_proto.v1 import generation_pb2, generation_pb2_grpc
 
-from deployments.transport.channel_options import CLIENT_OPTIONS
+from deployments.transport.channel_options import API_CLIENT_OPTIONS
 from deployments.transport.codec_request import encode_generate_request
 from deployments.transport.codec_response import decode_event, decode_model_info
 from deployments.transport.status import from_rpc_error
 from specdec_core.errors import PeerUnavailableError
+from specdec_proto.v1 import generation_pb2, generation_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ class GenerationClient:
     def __init__(self, address: str, *, application: str = "specdec") -> None:
         """Connect to ``address`` (host:port) on first use; ``application`` routes within a Serve cluster."""
         self._address = address
-        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=API_CLIENT_OPTIONS)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._metadata = (("application", application),)
 

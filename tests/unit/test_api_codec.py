@@ -198,6 +198,17 @@ def test_a_fallback_reason_of_a_newer_server_is_passed_over() -> None:
 
 
 def test_model_info_survives_the_round_trip() -> None:
-    info = ModelInfo("smol", 49152, 8192, (2, 0), "lm", "smol-int4", 8, SpeculationParams(3, AcceptanceRule.RATIO), True, "0.1.0")
+    info = ModelInfo(
+        "smol",
+        49152,
+        8192,
+        (2, 0),
+        "lm",
+        "smol-int4",
+        8,
+        SpeculationParams(3, AcceptanceRule.RATIO),
+        True,
+        "0.1.0",
+    )
 
     assert decode_model_info(encode_model_info(info)) == info

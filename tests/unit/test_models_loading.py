@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -269,4 +270,12 @@ def test_a_download_takes_no_file_that_can_run_code(
     source = ModelSource("org/name", revision="abc")
     assert resolve(source, tmp_path, lambda _: None) == llama
     assert (asked["name"], asked["revision"]) == ("org/name", "abc")
-    assert not {"*", "*.py", "*.bin", "*.pt"} & set(asked["allow_patterns"])
+    for name, is_wanted in (
+        ("model-00001-of-00002.safetensors", True),
+        ("tokenizer.json", True),
+        ("chat_template.jinja", True),
+        ("pytorch_model.bin", False),
+        ("modeling_evil.py", False),
+        ("tokenizer.py", False),
+    ):
+        assert any(fnmatch(name, pattern) for pattern in asked["allow_patterns"]) == is_wanted
