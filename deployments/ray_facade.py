@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ray.serve import Application
-        from ray.serve.schema import ApplicationStatusOverview
+    from ray.serve.schema import ApplicationStatusOverview
 
     from deployments.config import ServerConfig
 
@@ -57,7 +57,7 @@ class ServeLocator:
         options = self.handle.options(
             session_id=session_id, method_name="lease", stream=True, _by_reference=False
         )
-        stream = cast(DeploymentResponseGenerator[Any], options.remote(session_id))
+        stream = cast("DeploymentResponseGenerator[Any]", options.remote(session_id))
         try:
             metadata = await asyncio.wait_for(anext(stream), _ACQUIRE_TIMEOUT_S)
         except (RayError, RayServeException, StopAsyncIteration, TimeoutError) as error:
