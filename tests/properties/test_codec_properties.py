@@ -9,7 +9,6 @@ import pytest
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
-from specdec_proto.v1 import drafter_pb2, generation_pb2, target_pb2, types_pb2
 
 from deployments.transport import codec_drafter, codec_request, codec_response, codec_target
 from deployments.transport.codec_round import SPARSE_LIMITS, decode_draft
@@ -25,6 +24,7 @@ from specdec_core.errors import InvalidArgumentError, ProtocolError
 from specdec_core.messages import Failed
 from specdec_core.params import SpeculationParams
 from specdec_core.types import Sparse
+from specdec_proto.v1 import drafter_pb2, generation_pb2, target_pb2, types_pb2
 from tests.support import wire_records
 
 if TYPE_CHECKING:

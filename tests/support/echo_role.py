@@ -6,8 +6,6 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
-from specdec_proto.v1 import target_pb2
-
 from specdec_core.messages import Close, Extend, Failed, Open, Propose, Proposed, Verified
 from specdec_core.params import SamplingParams
 from specdec_core.types import (
@@ -19,6 +17,7 @@ from specdec_core.types import (
     OneHot,
     TargetDraws,
 )
+from specdec_proto.v1 import target_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from specdec_proto.v1 import generation_pb2, types_pb2
 
 from deployments.transport.api_records import (
     ChatMessage,
@@ -27,6 +26,7 @@ from specdec_core.errors import InvalidArgumentError, ProtocolError
 from specdec_core.params import GenerationParams, SamplingParams, SpeculationParams
 from specdec_core.stats import FallbackReason, SpeculationStats
 from specdec_core.types import AcceptanceRule, FinishReason
+from specdec_proto.v1 import generation_pb2, types_pb2
 
 Request = generation_pb2.GenerateRequest
 Chat = generation_pb2.Chat

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from specdec_proto.v1 import drafter_pb2, target_pb2, types_pb2
 
 from deployments.transport import codec_drafter, codec_target
 from deployments.transport.codec_round import decode_draft, decode_evidence, decode_failure
@@ -21,6 +20,7 @@ from specdec_core.types import (
     Sparse,
     TargetDraws,
 )
+from specdec_proto.v1 import drafter_pb2, target_pb2, types_pb2
 
 OPEN = Open("s", 1, 3, SamplingParams(), AcceptanceRule.RATIO, NoiseKey(2**64 - 1, 65535))
 EXTEND = Extend("s", 1, 4, (7, 8), DraftBlock(6, 1, (9,), Coupled()))

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from grpc import aio
-from specdec_proto.v1 import target_pb2
 
 from deployments.transport import codec_target
 from deployments.transport.client import PeerStream
@@ -16,6 +15,7 @@ from specdec_core.errors import (
 )
 from specdec_core.messages import Close, Propose, Proposed, Verified
 from specdec_core.types import DraftBlock, OneHot
+from specdec_proto.v1 import target_pb2
 from tests.support.echo_role import (
     EchoRole,
     Inbox,

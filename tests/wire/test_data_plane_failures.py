@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from grpc import aio
-from specdec_proto.v1 import target_pb2
 
 from deployments.transport import codec_target, wire_limits
 from deployments.transport.client import PeerStream
@@ -21,6 +20,7 @@ from specdec_core.errors import (
     PeerUnavailableError,
 )
 from specdec_core.messages import Close, Failed, Verified
+from specdec_proto.v1 import target_pb2
 from tests.support.echo_role import (
     EchoRole,
     Inbox,
