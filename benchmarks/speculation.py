@@ -63,7 +63,11 @@ def _arguments() -> argparse.Namespace:
 
 def _load(drafter: dict[str, Any]) -> tuple[LocalServer, SpeculationParams]:
     config = load_config(None, os.environ, {"drafter": drafter})
-    return LocalServer(config, sys.stderr.write), default_speculation(config)
+    return LocalServer(config, _log), default_speculation(config)
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _run(

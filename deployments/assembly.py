@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from deployments.config import Config, DraftingConfig, NeuralConfig
     from specdec_core.drafters.base import Drafter
+    from specdec_core.models.forward import CausalModel
 
     Progress = Callable[[str], None]
 
@@ -80,19 +81,20 @@ def _drafter(config: Config, drafter: DraftingConfig, progress: Progress) -> Dra
         case NgramDrafterConfig():
             return NgramDrafter(max_ngram=drafter.max_ngram, min_ngram=drafter.min_ngram)
         case LmDrafterConfig():
-            return _lm(config, drafter, progress, _own_folder(config, drafter, progress))
+            model = _model(drafter, _own_folder(config, drafter, progress), progress)
+            target = load_tokenizer(target_folder(config, progress))
+            return LmDrafter(model, vocab_size=target.vocab_size)
         case QuantizedDrafterConfig() | LayerSkipDrafterConfig():
-            return _lm(config, drafter, progress, target_folder(config, progress))
+            model = _model(drafter, target_folder(config, progress), progress)
+            return LmDrafter(model, vocab_size=model.spec.vocab_size)  # padding and all
         case _ as unreachable:
             assert_never(unreachable)
 
 
-def _lm(config: Config, drafter: NeuralConfig, progress: Progress, folder: Path) -> LmDrafter:
+def _model(drafter: NeuralConfig, folder: Path, progress: Progress) -> CausalModel:
     progress(f"loading the {drafter.kind} drafter")
     torch.set_num_threads(drafter.threads)
-    model = load_model(folder, _draft_options(drafter))
-    target = load_tokenizer(target_folder(config, progress))
-    return LmDrafter(model, vocab_size=target.vocab_size)
+    return load_model(folder, _draft_options(drafter))
 
 
 def _draft_options(drafter: NeuralConfig) -> LoadOptions:

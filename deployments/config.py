@@ -1,4 +1,4 @@
-"""The configuration: the only reader of YAML and the environment.
+"""The configuration, with ``deployments.config_source`` the only reader of YAML and the environment.
 
 A file names what differs from the defaults; ``SPECDEC_<SECTION>__<FIELD>`` in the environment overrides it, for example
 ``SPECDEC_DRAFTER__KIND=ngram``. Unknown keys are refused. The defaults are the embedded demo: the packaged SmolLM2-135M-Instruct, drafted
@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from deployments.config_source import place, read_environment, read_file
 from specdec_core.errors import InvalidArgumentError
 from specdec_core.params import MAX_DRAFT_TOKENS
 from specdec_core.types import AcceptanceRule
@@ -21,7 +21,6 @@ from specdec_core.types import AcceptanceRule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_ENV_PREFIX = "SPECDEC_"
 _DEFAULT_MODEL = "packaged:smollm2-135m-instruct"
 _MIN_TOKEN_BUDGET = (
     4 * (MAX_DRAFT_TOKENS + 1) // 3 + 1
@@ -232,17 +231,18 @@ def load_config(
     Raises:
         InvalidArgumentError: naming the key as it was written.
     """
-    values: dict[str, Any] = _read(path) if path else {}
-    for name, value in sorted(environ.items()):
-        if name.startswith(_ENV_PREFIX) and "__" in name:
-            _place(
-                values, name.removeprefix(_ENV_PREFIX).lower().split("__"), yaml.safe_load(value)
-            )
+    values = read_file(path) if path else {}
     if cache_dir := environ.get("SPECDEC_CACHE"):
         values["cache_dir"] = cache_dir
-    for section, fields in overrides.items():
-        for key, value in fields.items():
-            _place(values, [section, key], value)
+    from_overrides = (
+        ([section, key], value)
+        for section, fields in overrides.items()
+        for key, value in fields.items()
+    )
+    for keys, value in (*read_environment(environ), *from_overrides):
+        if keys == ["drafter", "kind"]:
+            _forget_other_kind(values.get("drafter"), value)
+        place(values, keys, value)
     return parse_config(values)
 
 
@@ -256,11 +256,30 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         return Config.model_validate(_with_default_kind(values))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part not in _KINDS)
-        raise InvalidArgumentError(place or "config", first["msg"]) from error
+        section, *rest = first["loc"] or ("config",)
+        if section == "drafter" and rest and rest[0] in _KINDS:
+            del rest[0]  # pydantic names the kind it chose, which nobody wrote there
+        raise InvalidArgumentError(".".join(map(str, (section, *rest))), first["msg"]) from error
 
 
-_KINDS = {"none", "ngram", "lm", "quantized", "layer_skip"}
+_KINDS: Mapping[str, type[_Section]] = {
+    "none": NoDrafterConfig,
+    "ngram": NgramDrafterConfig,
+    "lm": LmDrafterConfig,
+    "quantized": QuantizedDrafterConfig,
+    "layer_skip": LayerSkipDrafterConfig,
+}
+_DEFAULT_KIND = "quantized"
+
+
+def _forget_other_kind(drafter: object, kind: object) -> None:
+    """Drop what only another kind of drafter has, so that the kind alone can be overridden."""
+    if not isinstance(drafter, dict):
+        return
+    before, after = (_KINDS.get(str(name)) for name in (drafter.get("kind", _DEFAULT_KIND), kind))
+    if before and after:
+        for field in before.model_fields.keys() - after.model_fields.keys():
+            drafter.pop(field, None)
 
 
 def _with_default_kind(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -268,28 +287,4 @@ def _with_default_kind(values: Mapping[str, Any]) -> Mapping[str, Any]:
     drafter = values.get("drafter")
     if not isinstance(drafter, dict) or "kind" in drafter:
         return values
-    return {**values, "drafter": {"kind": "quantized", **drafter}}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidArgumentError("config", f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(
-            "config", f"{path} is not YAML: {str(error).splitlines()[0]}"
-        ) from error
-    try:
-        return TypeAdapter(dict[str, Any]).validate_python(values or {})
-    except ValidationError as error:
-        raise InvalidArgumentError("config", f"{path} must be a mapping of sections") from error
-
-
-def _place(values: dict[str, Any], keys: list[str], value: object) -> None:
-    for depth, key in enumerate(keys[:-1]):
-        inner = values.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise InvalidArgumentError(".".join(keys[: depth + 1]), "is not a section")
-        values = inner
-    values[keys[-1]] = value
+    return {**values, "drafter": {"kind": _DEFAULT_KIND, **drafter}}

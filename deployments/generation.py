@@ -17,6 +17,7 @@ from deployments.transport.api_records import (
     TextPrompt,
     TokenPrompt,
 )
+from specdec_core.errors import InvalidArgumentError
 from specdec_core.params import MAX_SEED, SpeculationParams
 from specdec_core.session.events import Emit, Finish
 from specdec_core.session.request import prepare
@@ -48,6 +49,8 @@ class SessionFactory:
         Raises:
             InvalidArgumentError: naming the field and what is allowed.
         """
+        if call.prompt == TextPrompt(""):  # a tokenizer may make a token of it all the same
+            raise InvalidArgumentError("prompt", "is empty; at least one token is needed")
         seed = call.params.seed
         noise = NoiseKey(self.random_bits(MAX_SEED.bit_length()) if seed is None else seed)
         prompt = prompt_tokens(call.prompt, self.tokenizer)

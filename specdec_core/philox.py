@@ -10,10 +10,9 @@ The counter is (absolute position of the token drawn, block, stream, sample inde
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
-if TYPE_CHECKING:
-    from specdec_core.types import NoiseKey
+from specdec_core.types import NoiseKey
 
 MASK32 = 0xFFFFFFFF
 _MULTIPLIER_0 = 0xD2511F53
@@ -40,9 +39,10 @@ class Stream(IntEnum):
     """Independent uses of the noise at one position."""
 
     TOKEN = 0  # the target's draw; shared with the drafter under ``coupled``
-    ACCEPT = 1  # the uniform of the ratio test
-    DRAFT = 2  # the drafter's own draw under ``ratio``
-    RESIDUAL = 3  # the residual draw under ``ratio``
+    ACCEPT = 1  # the coin of a draft token under ``ratio`` and ``block``
+    DRAFT = 2  # the drafter's own draw where its law is tested
+    RESIDUAL = 3  # the residual draw under ``ratio`` and ``block``
+    ROUND = 4  # the key of one round's own noise
 
 
 def philox4x32(
@@ -74,3 +74,15 @@ def uniform(noise: NoiseKey, position: int, stream: Stream) -> float:
     """One uniform in the open interval (0, 1): (k + 1/2) / 2**32 of the first word at ``position``."""
     words = philox4x32((position, 0, int(stream), noise.sample_index), key_words(noise))
     return (words[0] + 0.5) * 2.0**-32
+
+
+def round_key(noise: NoiseKey, base_len: int) -> NoiseKey:
+    """The key of what is random in the round at ``base_len`` alone.
+
+    Under ``block`` the number of accepted tokens depends on every coin and draft token of the block. The next round draws again
+    at the positions of those not accepted; with the noise of a position alone it would repeat what it was selected by.
+    """
+    low, high, _, _ = philox4x32(
+        (base_len, 0, int(Stream.ROUND), noise.sample_index), key_words(noise)
+    )
+    return NoiseKey(high << 32 | low, noise.sample_index)

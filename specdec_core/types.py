@@ -15,6 +15,12 @@ class AcceptanceRule(Enum):
 
     COUPLED = "coupled"
     RATIO = "ratio"
+    BLOCK = "block"
+
+    @property
+    def tests_draft_law(self) -> bool:
+        """Whether the law a draft was drawn from enters the test, so that a drafter does best to send it."""
+        return self is not AcceptanceRule.COUPLED
 
 
 class TokenKind(Enum):
@@ -96,12 +102,23 @@ class RatioTest:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockTest:
+    """Evidence of ``block``: the chance of each length of the draft and the draw that would follow it."""
+
+    accept_probs: tuple[float, ...]  # [num_draft_tokens] h_i for i = 1, 2, ... tokens accepted
+    tokens: tuple[int, ...]  # [num_draft_tokens + 1] emitted when i = 0, 1, ... are accepted
+
+
+Outcome = TargetDraws | RatioTest | BlockTest
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What the target says of one draft. Tens of bytes; never logits."""
 
     base_len: int  # committed length the draft followed
     epoch: int
-    outcome: TargetDraws | RatioTest
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 
 from deployments.cli.demo import demo
@@ -17,7 +16,6 @@ from specdec_core.errors import ErrorCode, SpecdecError
 app = typer.Typer(
     name="specdec",
     help="Distributed speculative decoding on Ray Serve.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -37,11 +35,11 @@ def main(arguments: list[str]) -> int:
     """The exit code of a command line: 0, 1 for a failure, 2 for a mistake, 130 when interrupted."""
     unwind_on_signals()
     try:
-        code = app(arguments, standalone_mode=False)
-    except click.UsageError as error:
+        code = app(arguments or ["--help"], prog_name=app.info.name, standalone_mode=False)
+    except typer.TyperException as error:
         _say(error.format_message())
-        return 2
-    except (click.Abort, KeyboardInterrupt):
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     except SpecdecError as error:
         _say(str(error))
@@ -49,5 +47,6 @@ def main(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _say(line: str) -> None:
-    console.print(f"error: {line}", markup=False, soft_wrap=True)
+def _say(text: str) -> None:
+    line = " ".join(text.split())
+    console.print(f"error: {line}")

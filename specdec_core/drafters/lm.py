@@ -1,7 +1,7 @@
 """Drafting with a language model that shares the target's vocabulary: a small model, a quantised copy, the first layers.
 
-Under ``coupled`` the drafter draws argmax(log q + g) with the target's own noise, under ``ratio`` from the top-K law that it then
-sends. It shapes q with the request's sampling parameters as the target shapes p; that helps acceptance and is never needed for
+Under ``coupled`` the drafter draws argmax(log q + g) with the target's own noise; under a rule that tests its law, from the top-K
+law that it then sends. It shapes q with the request's sampling parameters as the target shapes p; that helps acceptance and is never needed for
 exactness.
 """
 
@@ -14,10 +14,10 @@ from specdec_core.drafters.base import Draft
 from specdec_core.errors import InvalidArgumentError, OverloadedError
 from specdec_core.models.forward import Segment
 from specdec_core.params import check_token_ids
-from specdec_core.philox import Stream
+from specdec_core.philox import Stream, round_key
 from specdec_core.sampling.draw import draw, draw_sparse, sparse_law
 from specdec_core.sampling.process import Row, process
-from specdec_core.types import AcceptanceRule, Coupled, Sparse
+from specdec_core.types import Coupled, Sparse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
     from specdec_core.drafters.base import DraftContext
     from specdec_core.models.forward import CausalModel, SequenceKv
-    from specdec_core.types import NoiseKey
 
 _PREFILL_CHUNK = 512  # tokens of one session in one forward
-_SUPPORT = 64  # K of the law sent under ``ratio``
+_SUPPORT = 64  # K of the law sent where it is tested
 
 
 @dataclass(slots=True)
@@ -64,10 +63,9 @@ class _Guessing:
 
     @property
     def draft(self) -> Draft:
-        ratio = self.context.rule is AcceptanceRule.RATIO and self.support
-        return Draft(
-            self.drafted, Sparse(tuple(self.support), tuple(self.probs)) if ratio else Coupled()
-        )
+        if not self.support:
+            return Draft(self.drafted, Coupled())
+        return Draft(self.drafted, Sparse(tuple(self.support), tuple(self.probs)))
 
 
 class LmDrafter:
@@ -137,13 +135,14 @@ class LmDrafter:
             Row(guess.tokens, guess.context.prompt_len, guess.context.params) for guess in guesses
         ]
         law = process(logits[:, : self._vocab_size], rows)
-        for rule, guess_by_rule in (
-            (AcceptanceRule.COUPLED, _guess_coupled),
-            (AcceptanceRule.RATIO, _guess_sparse),
-        ):
-            chosen = [row for row, guess in enumerate(guesses) if guess.context.rule is rule]
+        for tests_law, guess_token in ((False, _guess_coupled), (True, _guess_sparse)):
+            chosen = [
+                row
+                for row, guess in enumerate(guesses)
+                if guess.context.rule.tests_draft_law is tests_law
+            ]
             if chosen:
-                guess_by_rule(law[chosen], [guesses[row] for row in chosen])
+                guess_token(law[chosen], [guesses[row] for row in chosen])
 
     def _forward(
         self, guesses: Sequence[_Guessing], chunks: Sequence[list[int]], *, num_logits: int
@@ -176,15 +175,17 @@ def common_length(left: list[int], right: list[int]) -> int:
 
 
 def _guess_coupled(law: torch.Tensor, guesses: Sequence[_Guessing]) -> None:
-    keys, positions = _noise_of(guesses)
-    for guess, token in zip(guesses, draw(law, keys, positions, Stream.TOKEN), strict=True):
+    keys = [guess.context.noise for guess in guesses]
+    for guess, token in zip(
+        guesses, draw(law, keys, _positions(guesses), Stream.TOKEN), strict=True
+    ):
         guess.tokens.append(token)
 
 
 def _guess_sparse(law: torch.Tensor, guesses: Sequence[_Guessing]) -> None:
-    keys, positions = _noise_of(guesses)
+    keys = [round_key(guess.context.noise, len(guess.context.tokens)) for guess in guesses]
     ids, probs = sparse_law(law, _SUPPORT)
-    tokens = draw_sparse(ids, probs, keys, positions, Stream.DRAFT)
+    tokens = draw_sparse(ids, probs, keys, _positions(guesses), Stream.DRAFT)
     for guess, token, row_ids, row_probs in zip(
         guesses, tokens, ids.tolist(), probs.tolist(), strict=True
     ):
@@ -196,5 +197,5 @@ def _guess_sparse(law: torch.Tensor, guesses: Sequence[_Guessing]) -> None:
         guess.probs.append(tuple(prob for _, prob in kept))
 
 
-def _noise_of(guesses: Sequence[_Guessing]) -> tuple[list[NoiseKey], list[int]]:
-    return [guess.context.noise for guess in guesses], [len(guess.tokens) for guess in guesses]
+def _positions(guesses: Sequence[_Guessing]) -> list[int]:
+    return [len(guess.tokens) for guess in guesses]

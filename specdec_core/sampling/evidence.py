@@ -1,8 +1,9 @@
-"""What the target says of a draft, in tens of bytes: its own draws, or the scalars of the ratio test.
+"""What the target says of a draft, in tens of bytes: its own draws, or the scalars of a test and draws for each way it may end.
 
 ``coupled`` (Daliri et al., arXiv:2408.07978): the target's draw at each position, with the noise the drafter used.
 ``ratio`` (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318): log p(x), log q(x) and, drawn ahead of the verdict
 because the law stays here, a token of the residual (p - q)+ for each position.
+``block`` (Sun et al., arXiv:2403.10444): the chance h to stop at each length and, likewise, a token of (P p - q)+.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import torch
 
 from specdec_core.errors import InvariantError
 from specdec_core.philox import Stream
+from specdec_core.sampling.block import log_survivals, stop_probs
 from specdec_core.sampling.draw import draw
 from specdec_core.sampling.ratio import draft_law, residual_law
-from specdec_core.types import AcceptanceRule, Evidence, RatioTest, TargetDraws
+from specdec_core.types import AcceptanceRule, BlockTest, Evidence, RatioTest, TargetDraws
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdec_core.types import DraftBlock, NoiseKey
+    from specdec_core.sampling.ratio import DraftLaw
+    from specdec_core.types import DraftBlock, NoiseKey, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +48,21 @@ class _Slot:
     @property
     def is_tested(self) -> bool:
         is_draft = self.index < self.request.draft.num_draft_tokens
-        return is_draft and self.request.rule is AcceptanceRule.RATIO
+        return is_draft and self.request.rule.tests_draft_law
 
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """The ratio test of one draft token."""
+    """How one draft token compares in the two laws."""
 
     target_logprob: float
     draft_logprob: float
+    stop_prob: float  # h of the tokens before this one under ``block``
     residual_token: int
+
+    @property
+    def log_ratio(self) -> float:
+        return self.target_logprob - self.draft_logprob
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
-"""The two laws of the ratio test: q as it was sent, and the residual (p - q)+.
+"""The two laws of the tests that compare p with q: q as it was sent, and the residual (p - q)+.
 
 Leviathan et al., arXiv:2211.17192, Theorem 1: accepting x ~ q with probability min(1, p(x)/q(x)) and drawing from the normalised
-residual otherwise has the law p.
+residual otherwise has the law p. Block verification scales p in both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def draft_law(draft: DraftBlock, index: int) -> DraftLaw:
     """The law of the draft token at ``index``.
 
     A sparse law is normalised, since the drafter's draw depended on the ratios of what it sent alone. A deterministic drafter's
-    law is one-hot; so is that of a token its own law gives no mass, which is exact wherever the token came from.
+    law is one-hot; so is that of a token its own law gives no mass, which is exact wherever the token came from: the drafter first
+    chose whether to draw from what it sent or to insist on a token, and each choice made on the prefix alone has an exact test.
     """
     token = draft.tokens[index]
     if isinstance(draft.proposal, Sparse):
@@ -60,7 +61,7 @@ def residual_law(
         target: ``[rows, vocab]`` log p.
         rows: ``[entries]`` int64, the row of each entry of q, which is 0 everywhere else.
         tokens: ``[entries]`` int64, the token id of each entry; a (row, token) pair occurs once.
-        draft: ``[entries]`` float64 log q, finite.
+        draft: ``[entries]`` float64 log q, above -inf; under block verification log q - log P.
     """
     at_entries = target[rows, tokens].to(torch.float64)
     remaining = torch.expm1(draft - at_entries).neg_().clamp_(min=0.0)  # 1 - q/p

@@ -75,7 +75,7 @@ def advance(state: SessionState, event: Input) -> Step:
         ProtocolError: if the driver sent what cannot happen in this phase; the state is unchanged.
     """
     action = TRANSITIONS[state.phase, type(event)]
-    if action in _STAMPED and _is_stale(state, event):
+    if action is not Action.IGNORE and _is_stale(state, event):
         action = Action.COUNT_STALE
     following, effects = _HANDLERS[action](state, event)
     if following.phase not in {state.phase, *NEXT_PHASES[action]}:
@@ -210,4 +210,3 @@ _HANDLERS: Mapping[Action, Callable[[SessionState, Any], Step]] = {
     Action.IGNORE: _ignore,
     Action.REFUSE: _refuse,
 }
-_STAMPED = frozenset(_HANDLERS) - {Action.IGNORE, Action.END}

@@ -272,5 +272,5 @@ class Storm(RuleBasedStateMachine):
                 return Verified("s", Evidence(base_len, epoch, draws))
 
 
-Storm.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+Storm.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 TestStorm = Storm.TestCase

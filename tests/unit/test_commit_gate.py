@@ -115,6 +115,10 @@ def test_a_shown_stop_string_is_delivered_but_nothing_behind_it() -> None:
 def test_of_two_stop_strings_in_one_token_the_one_completed_first_counts() -> None:
     assert texts((3,), SamplingParams(stop=("yab", "x")), decode=words, prompt=(2,)) == ([""], STOP)
     assert texts((3,), SamplingParams(stop=("ab", "y")), decode=words, prompt=(2,)) == (["x"], STOP)
+    assert texts((3,), SamplingParams(stop=("xyab", "ya")), decode=words, prompt=(2,)) == (
+        ["x"],
+        STOP,
+    )
 
 
 def test_of_two_stop_strings_completed_together_the_longer_is_cut() -> None:

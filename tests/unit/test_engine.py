@@ -118,15 +118,13 @@ def test_cancelling_an_unknown_session_is_ignored() -> None:
     assert rig.engine.step() == []
 
 
-def test_an_answer_for_a_session_that_is_over_is_dropped() -> None:
-    rig = Rig()
+def test_a_refusal_for_a_session_that_is_over_is_dropped() -> None:
+    rig = Rig(max_drafting=0)
     rig.engine.start(rig.spec("over"))
-    rig.engine.start(rig.spec("goes on"))
     rig.engine.cancel("over")
 
-    states = [each.state for each in rig.engine.run([])]
-
-    assert states[-1].output == plain(rig.model)
+    assert reasons(rig.engine.step()) == [FinishReason.CANCELLED]
+    assert rig.held == (0, 0, 0)
 
 
 def test_sessions_the_drafter_refuses_decode_plainly() -> None:

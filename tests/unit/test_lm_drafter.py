@@ -27,24 +27,12 @@ SAMPLED = SamplingParams(temperature=0.9, top_p=0.9)
 PROMPT = (3, 1, 4, 1, 5)
 
 
-class CountingModel(TableModel):
-    """Notes how many tokens each forward reads for each session."""
+class WatchedModel(TableModel):
+    """Notes how many tokens each forward reads for each session, in a KV memory with room for ``pool`` tokens."""
 
-    def __init__(self, seed: int, *, max_context: int = 256) -> None:
+    def __init__(self, seed: int, *, max_context: int = 256, pool: int = 10**6) -> None:
         super().__init__(seed, max_context=max_context)
         self.reads: list[list[int]] = []
-
-    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
-        logits = super().forward(segments)
-        self.reads.append([len(segment.tokens) for segment in segments])
-        return logits
-
-
-class PooledModel(TableModel):
-    """All its sequences share room for ``pool`` tokens."""
-
-    def __init__(self, seed: int, *, pool: int) -> None:
-        super().__init__(seed)
         self._pool = pool
         self._sequences: list[TableKv] = []
 
@@ -57,9 +45,12 @@ class PooledModel(TableModel):
         return self._sequences[-1]
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
-        assert all(id(segment.kv) in self.live for segment in segments), "used after release"
+        for segment in segments:
+            assert id(segment.kv) in self.live, "used after release"
+            assert segment.kv.length + len(segment.tokens) <= self.spec.max_context
         if self.num_held + sum(len(segment.tokens) for segment in segments) > self._pool:
             raise OverloadedError("the pool is full")
+        self.reads.append([len(segment.tokens) for segment in segments])
         return super().forward(segments)
 
 
@@ -91,7 +82,7 @@ def test_a_coupled_draft_is_the_models_own_text_under_the_requests_noise() -> No
 
 
 def test_a_draft_reads_the_prompt_once_and_then_one_token_at_a_time() -> None:
-    model = CountingModel(1)
+    model = WatchedModel(1)
 
     on(model).propose([wish(count=3)])
 
@@ -99,7 +90,7 @@ def test_a_draft_reads_the_prompt_once_and_then_one_token_at_a_time() -> None:
 
 
 def test_accepted_tokens_are_not_read_again() -> None:
-    model = CountingModel(1)
+    model = WatchedModel(1)
     drafter = on(model)
     (draft,) = drafter.propose([wish(count=3)])
     model.reads.clear()
@@ -110,7 +101,7 @@ def test_accepted_tokens_are_not_read_again() -> None:
 
 
 def test_rejected_tokens_are_rolled_back_to_the_shared_prefix() -> None:
-    model = CountingModel(1)
+    model = WatchedModel(1)
     drafter = on(model)
     (draft,) = drafter.propose([wish(count=3)])
     recovered = (draft.tokens[1] + 1) % 12
@@ -124,7 +115,7 @@ def test_rejected_tokens_are_rolled_back_to_the_shared_prefix() -> None:
 
 
 def test_catching_up_reads_everything_and_drafts_nothing() -> None:
-    model = CountingModel(1)
+    model = WatchedModel(1)
     drafter = on(model)
 
     assert drafter.propose([wish(count=0)]) == [Draft((), Coupled())]
@@ -133,7 +124,7 @@ def test_catching_up_reads_everything_and_drafts_nothing() -> None:
 
 
 def test_a_long_prompt_is_read_in_chunks() -> None:
-    model = CountingModel(1, max_context=2048)
+    model = WatchedModel(1, max_context=2048)
 
     on(model).propose([wish([1] * 1100, count=0)])
 
@@ -187,26 +178,28 @@ def test_a_draft_stops_at_the_end_of_the_drafters_context() -> None:
 
 @pytest.mark.parametrize("length", [7, 8, 20])
 def test_a_session_that_outgrew_the_drafters_context_gets_no_draft(length: int) -> None:
-    drafter = on(TableModel(1, max_context=7))
+    drafter = on(WatchedModel(1, max_context=7))
     drafter.propose([wish()])
 
     assert drafter.propose([wish([1] * length)]) == [Draft((), Coupled())]
 
 
 def test_where_the_memory_is_full_idle_sessions_make_room() -> None:
-    model = PooledModel(1, pool=20)
+    model = WatchedModel(1, pool=20)
     drafter = on(model)
     drafter.propose([wish(name="idle")])
     drafter.propose([wish(name="busy")])
+    model.reads.clear()
 
     drafts = drafter.propose([wish(name="busy"), wish(name="new")])
 
     assert [draft.tokens for draft in drafts] == [plain(model)] * 2
+    assert model.reads == [[4], *[[1, 1]] * 5]  # the busy one was not read again
     assert model.num_held == 14  # the idle session's seven are gone
 
 
 def test_a_session_that_had_nothing_to_read_survives_when_another_needs_room() -> None:
-    model = PooledModel(1, pool=20)
+    model = WatchedModel(1, pool=20)
     drafter = on(model)
     drafter.propose([wish(name="idle", count=2)])
     drafter.propose([wish(PROMPT[:4], name="ready", count=0)])
@@ -217,7 +210,7 @@ def test_a_session_that_had_nothing_to_read_survives_when_another_needs_room() -
 
 
 def test_a_batch_that_cannot_fit_gets_no_drafts_and_recovers_when_it_can() -> None:
-    model = PooledModel(1, pool=12)
+    model = WatchedModel(1, pool=12)
     drafter = on(model)
 
     assert drafter.propose([wish(name="a"), wish(name="b")]) == [Draft((), Coupled())] * 2

@@ -60,6 +60,10 @@ def test_a_positive_logit_is_divided_by_the_repetition_penalty() -> None:
     assert probs == pytest.approx([math.e / (math.e + 2), 1 / (math.e + 2), 1 / (math.e + 2)])
 
 
+def test_a_nucleus_that_reaches_its_share_exactly_takes_no_more() -> None:
+    assert law((0.0, 0.0), (1,), 1, SamplingParams(top_p=0.5)) == [1.0, 0.0]
+
+
 def test_ties_go_to_the_lower_id() -> None:
     assert law((0.0, 0.0, 0.0), (1,), 1, SamplingParams(top_k=1)) == [1.0, 0.0, 0.0]
     assert law((0.0, 1.0, 1.0), (1,), 1, SamplingParams(temperature=0.0)) == [0.0, 1.0, 0.0]

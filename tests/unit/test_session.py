@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from specdec_core.draft_length.fixed import Fixed
 from specdec_core.errors import InvariantError, ProtocolError
 from specdec_core.messages import Close, Extend, Open, Propose
 from specdec_core.params import SamplingParams
@@ -155,6 +156,12 @@ def test_the_draft_is_clipped_so_that_its_bonus_is_the_last_token_allowed() -> N
     script.propose(5, 6)
     script.verify(5, 6, 7)
     assert (script.state.output, script.state.finish) == ((4, 5, 6, 7), FinishReason.LENGTH)
+
+
+def test_the_draft_is_clipped_to_what_request_and_deployment_allow() -> None:
+    script = drafting(replace(spec_of(max_draft_tokens=2), draft_length=Fixed(9)))
+
+    assert script.effects[1] == RequestDraft(Propose("s", 1, 3, (4,), 2))
 
 
 def test_the_last_token_is_verified_plainly_without_counting_a_fallback() -> None:

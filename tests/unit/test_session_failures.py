@@ -14,9 +14,8 @@ from specdec_core.errors import (
     SpecdecError,
     StaleMessageError,
 )
-from specdec_core.messages import Close, Extend, Failed, Propose
+from specdec_core.messages import Close, Extend, Propose
 from specdec_core.session.events import (
-    Abort,
     DrafterLost,
     DrafterOpened,
     DraftLate,
@@ -30,14 +29,12 @@ from specdec_core.session.events import (
     TargetOpened,
 )
 from specdec_core.session.phases import Phase
-from specdec_core.session.replies import from_drafter, from_target
 from specdec_core.stats import FallbackReason
-from specdec_core.types import Coupled, DraftBlock, FinishReason, OneHot, Sparse
+from specdec_core.types import DraftBlock, FinishReason, OneHot, Sparse
 from tests.support.sessions import (
     PROMPT,
     Script,
     drafting,
-    finished,
     first_round,
     opening,
     proposed,
@@ -49,7 +46,6 @@ from tests.support.sessions import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from specdec_core.session.events import Input
     from specdec_core.types import Proposal
 
 GONE = PeerUnavailableError("gone")
@@ -103,6 +99,17 @@ def test_a_late_draft_gives_a_plain_round_and_its_answer_is_stale() -> None:
     assert script.feed(answer) == ()
     assert script.state.stats.num_stale_messages == 1
     assert script.state.stats.fallbacks == ((FallbackReason.DEADLINE, 1),)
+
+
+def test_an_answer_of_the_round_before_is_stale_while_the_next_draft_is_awaited() -> None:
+    script = drafting()
+    late = proposed(script.state, 5, 6)
+    script.feed(DraftLate(1, 4))
+    script.verify(7)
+
+    assert script.feed(late) == ()
+    assert script.phase is Phase.DRAFTING
+    assert script.state.stats.num_stale_messages == 1
 
 
 def test_a_deadline_that_passes_after_its_draft_came_changes_nothing() -> None:
@@ -236,82 +243,3 @@ def test_a_draft_refused_as_invalid_is_tried_again_plainly() -> None:
     _, finish = script.feed(TargetLost(2, error))
 
     assert finish == Finish(FinishReason.ERROR, error)
-
-
-@pytest.mark.parametrize(
-    ("path", "holds_target"),
-    [(opening, False), (first_round, True), (drafting, True), (verifying, True)],
-)
-def test_an_abort_releases_whoever_holds_the_session(
-    path: Callable[[], Script], holds_target: bool
-) -> None:
-    script = path()
-
-    effects = script.feed(Abort(FinishReason.CANCELLED))
-
-    target = Close("s", 1) if holds_target else None
-    assert effects == (Release(target, Close("s", 1)), Finish(FinishReason.CANCELLED, None))
-
-
-def test_an_abort_before_anything_opened_has_nothing_to_close() -> None:
-    effects = Script(spec_of()).feed(Abort(FinishReason.ERROR, GONE))
-
-    assert effects == (Release(None, None), Finish(FinishReason.ERROR, GONE))
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        TargetOpened(1),
-        TargetLost(1, GONE),
-        DrafterOpened(1),
-        DrafterLost(1),
-        DraftLate(1, 4),
-        Abort(FinishReason.CANCELLED),
-        proposed(drafting().state, 5),
-        verified(verifying().state, 5, 6, 7),
-    ],
-    ids=lambda event: type(event).__name__,
-)
-def test_inputs_after_the_end_are_ignored(event: Input) -> None:
-    script = finished()
-    before = script.state
-
-    assert script.feed(event) == ()
-    assert script.state == before
-
-
-@pytest.mark.parametrize("event", [TargetOpened(2), DrafterOpened(2)])
-def test_an_opening_that_cannot_happen_now_is_refused(event: Input) -> None:
-    script = drafting()
-    script.feed(DrafterLost(1), TargetLost(1, GONE), TargetOpened(2), DrafterOpened(2))
-    script.verify(4)
-    assert script.phase is Phase.DRAFTING
-
-    with pytest.raises(ProtocolError, match=f"{type(event).__name__} cannot happen while drafting"):
-        script.feed(event)
-
-
-@pytest.mark.parametrize("event", [TargetOpened(1), DrafterOpened(1)])
-def test_an_opening_of_an_older_epoch_is_stale_in_every_phase(event: Input) -> None:
-    script = drafting()
-    script.feed(DrafterLost(1), TargetLost(1, GONE), TargetOpened(2), DrafterOpened(2))
-    script.verify(4)
-
-    assert script.feed(event) == ()
-    assert script.state.stats.num_stale_messages == 1
-
-
-def test_a_failed_reply_is_the_loss_of_its_peer() -> None:
-    failed = Failed("s", 3, 0, GONE)
-
-    assert from_target(failed) == TargetLost(3, GONE)
-    assert from_drafter(failed) == DrafterLost(3)
-
-
-def test_any_other_reply_is_an_input_as_it_is() -> None:
-    answer, evidence = proposed(drafting().state, 5), verified(verifying().state, 5, 6, 7)
-
-    assert from_drafter(answer) is answer
-    assert from_target(evidence) is evidence
-    assert answer.block.proposal == Coupled()

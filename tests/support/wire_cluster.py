@@ -1,0 +1,142 @@
+"""A coordinator's half of a cluster without Ray: real roles behind real data-plane servers, found by locators that count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deployments.coordinator.peer_streams import PeerStreams
+from deployments.coordinator.session_driver import Peers, SessionDriver
+from deployments.locator import Lease, TargetFacts
+from deployments.transport.data_plane import DRAFTER, TARGET
+from deployments.transport.server import start_server
+from specdec_core.errors import PeerUnavailableError
+from specdec_core.roles.drafter import DrafterRole
+from specdec_core.roles.target import TargetRole
+from specdec_core.session.events import Emit, Finish
+from specdec_core.session.request import prepare
+from specdec_core.types import NoiseKey
+from tests.support.generation import served
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Sequence
+
+    from deployments.transport.server import DrafterServer, TargetServer
+    from specdec_core.drafters.base import Drafter
+    from specdec_core.messages import DrafterMessage, TargetMessage
+    from specdec_core.models.forward import CausalModel
+    from specdec_core.roles.role import Role
+    from specdec_core.session.state import SessionSpec, SessionState
+    from tests.support.generation import Wish
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class CountingLocator:
+    """Leads to ``address``, or nowhere while that is None; knows which leases are held."""
+
+    address: str | None
+    num_asked: int = 0
+    held: Counter[str] = field(default_factory=Counter)
+    leased: defaultdict[str, asyncio.Event] = field(
+        default_factory=lambda: defaultdict(asyncio.Event)
+    )
+    gates: dict[str, asyncio.Event] = field(default_factory=dict)  # sessions that wait for these
+
+    async def acquire(self, session_id: str) -> Lease:
+        self.num_asked += 1
+        if session_id in self.gates:
+            await self.gates[session_id].wait()
+        if self.address is None:
+            raise PeerUnavailableError("there is no replica")
+        self.held[session_id] += 1
+        self.leased[session_id].set()
+        return Lease(self.address, lambda: self._release(session_id))
+
+    async def describe(self) -> TargetFacts:
+        if self.address is None:
+            raise PeerUnavailableError("there is no replica")
+        return TargetFacts("table", 12, 256, ())
+
+    @property
+    def num_held(self) -> int:
+        return self.held.total()
+
+    def _release(self, session_id: str) -> None:
+        self.held[session_id] -= 1
+        assert self.held[session_id] >= 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a client was told, and the session at its end."""
+
+    state: SessionState
+    finish: Finish
+    tokens: tuple[int, ...]
+    text: str
+
+
+@dataclass
+class WireCluster:
+    """Servers, what finds them, and what drives sessions on them."""
+
+    target: TargetServer
+    drafter: DrafterServer
+    targets: CountingLocator
+    drafters: CountingLocator
+    peers: Peers
+
+    async def run(self, spec: SessionSpec) -> Outcome:
+        """One generation to its end; its drafter is open before its target is asked for, as in the engine."""
+        if spec.max_draft_tokens and self.drafters.address:
+            self.targets.gates[spec.session_id] = self.drafters.leased[spec.session_id]
+        tokens: list[int] = []
+        text = ""
+        async with aclosing(SessionDriver(spec, self.peers).run()) as events:
+            async for state, effect in events:
+                state.check_integrity()
+                match effect:
+                    case Emit():
+                        tokens += [each.token for each in effect.tokens]
+                        text += effect.text
+                    case Finish():
+                        return Outcome(state, effect, tuple(tokens), text)
+        raise AssertionError("the generation did not end")
+
+    async def run_all(self, specs: Sequence[SessionSpec]) -> dict[str, Outcome]:
+        outcomes = await asyncio.gather(*(self.run(spec) for spec in specs))
+        return {each.state.spec.session_id: each for each in outcomes}
+
+    def is_idle(self) -> bool:
+        """Whether every session and every lease is gone."""
+        counts = (
+            self.target.service.num_sessions,
+            self.drafter.service.num_sessions,
+            self.targets.num_held,
+            self.drafters.num_held,
+        )
+        return counts == (0, 0, 0, 0)
+
+
+async def serve_target(role: Role[TargetMessage]) -> TargetServer:
+    return await start_server(TARGET, role, host=HOST)
+
+
+async def serve_drafter(role: Role[DrafterMessage]) -> DrafterServer:
+    return await start_server(DRAFTER, role, host=HOST)
+
+
+@asynccontextmanager
+async def wire_cluster(
+    target: Role[TargetMessage] | CausalModel,
+    drafter: Role[DrafterMessage] | Drafter,
+    *,
+    answer_timeout_s: float = 30.0,
+    draft_deadline_s: float = 30.0,
+) -> AsyncIterator[WireCluster]:
+    """Serve these and take everything down at the end; models and drafters get a role of their own."""
