@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from deployments.config import ReplicaConfig
 
-_SPARE_REQUESTS = 16  # calls beside sessions: descriptions, tokenizing, refusals
+_SPARE_CALLS = 16  # beside sessions: descriptions, tokenizing, refusals
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -31,22 +31,27 @@ def build(args: dict[str, Any]) -> Application:
 def application(config: Config) -> Application:
     """The application of a validated configuration."""
     values = config.model_dump(mode="json")
-    target = _deployment(Target, config.target.replicas, config.target.max_sessions).bind(values)
+    target = _deployment(Target, config.target.replicas, num_calls=config.target.max_sessions).bind(
+        values
+    )
     drafter = None
     if not isinstance(config.drafter, NoDrafterConfig):
-        drafter = _deployment(Drafter, config.drafter.replicas, config.drafter.max_sessions).bind(
-            values
-        )
+        num_calls = config.drafter.max_sessions
+        drafter = _deployment(Drafter, config.drafter.replicas, num_calls=num_calls).bind(values)
     coordinator = _deployment(
-        Coordinator, config.coordinator.replicas, config.coordinator.max_sessions
+        Coordinator,
+        config.coordinator.replicas,
+        num_calls=config.coordinator.max_sessions + _SPARE_CALLS,
     )
     return coordinator.bind(values, target, drafter)
 
 
-def _deployment(cls: type, replicas: ReplicaConfig, max_sessions: int) -> serve.Deployment:
+def _deployment(cls: type, replicas: ReplicaConfig, *, num_calls: int) -> serve.Deployment:
+    """One deployment whose replicas take ``num_calls`` calls each; as many again may wait, and more are refused at once."""
     deploy = serve.deployment(
         num_replicas=replicas.num_replicas,
-        max_ongoing_requests=max_sessions + _SPARE_REQUESTS,
+        max_ongoing_requests=num_calls,
+        max_queued_requests=num_calls,
         ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
     )
     return deploy(cls)

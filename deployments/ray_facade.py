@@ -13,7 +13,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions, gRPCOptions
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
@@ -80,10 +80,11 @@ class ServeLocator:
 
 
 def _unavailable(error: Exception) -> OverloadedError | PeerUnavailableError:
-    kind = type(error).__name__
-    if kind == "BackPressureError":
+    if isinstance(error, BackPressureError):
         return OverloadedError("every replica is at its limit of sessions; retry later")
-    return PeerUnavailableError(f"no replica can be had ({kind})")
+    if isinstance(error, TimeoutError):
+        return OverloadedError("no replica had room in time; retry later")
+    return PeerUnavailableError(f"no replica can be had ({type(error).__name__})")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The oracle: plain and speculative decoding, slow and obvious, in Python floats. It shares nothing with what it checks but Philox.
 
-``Logits`` is any function from a token sequence to the next token's logits. Random choices follow the noise contract (DESIGN §3): the
+``Logits`` is any function from a token sequence to the next token's logits. Random choices follow the noise contract (ARCHITECTURE.md): the
 target's draw at position n is argmax(log p + g) with g keyed by (seed, n, token); see ``specdec_core.philox``.
 """
 

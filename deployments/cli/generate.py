@@ -147,6 +147,11 @@ def _server(
             server = LocalServer(loaded, tell)
         yield server, default_speculation(loaded)
         return
+    if config or drafting.model or drafting.num_layers:
+        raise InvalidArgumentError(
+            "--address",
+            "the server has its own configuration; --config, --drafter-model and --drafter-layers go with --local",
+        )
     client = GenerationClient(address)
     try:
         info = client.describe()

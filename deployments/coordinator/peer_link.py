@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Generic
 
 from deployments.transport.data_plane import MessageT, RequestT, ResponseT
 from specdec_core.errors import PeerUnavailableError
+from specdec_core.messages import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from deployments.locator import Lease, PeerLocator
     from deployments.transport.client import PeerStream
     from specdec_core.messages import RoleReply
+
+_FIRST_RETRY_S = 0.1
+_LAST_RETRY_S = 10.0
 
 
 class PeerLink(Generic[MessageT, RequestT, ResponseT]):
@@ -30,16 +35,21 @@ class PeerLink(Generic[MessageT, RequestT, ResponseT]):
         self._locator = locator
         self._streams = streams
         self._receive = receive
+        self._num_silent = 0  # openings in a row that no answer followed
         self._lease: Lease | None = None
         self._stream: PeerStream[MessageT, RequestT, ResponseT] | None = None
 
     async def open(self, message: MessageT) -> None:
         """Let go of the last peer, take a lease at one, and send it the opening message.
 
+        Waits longer before each opening in a row that comes to nothing.
+
         Raises:
             SpecdecError: if no peer can be had.
         """
         self.release()
+        await asyncio.sleep(_retry_delay(self._num_silent))
+        self._num_silent += 1
         lease = await self._locator.acquire(self._session_id)
         try:
             stream = await self._streams.to(lease.address)
@@ -47,7 +57,7 @@ class PeerLink(Generic[MessageT, RequestT, ResponseT]):
             lease.release()
             raise
         self._lease, self._stream = lease, stream
-        stream.attach(self._session_id, self._receive)
+        stream.attach(self._session_id, self._take)
         stream.send(message)
 
     def send(self, message: MessageT) -> None:
@@ -67,3 +77,13 @@ class PeerLink(Generic[MessageT, RequestT, ResponseT]):
         if self._lease is not None:
             self._lease.release()
         self._stream = self._lease = None
+
+    def _take(self, reply: RoleReply) -> None:
+        if not isinstance(reply, Failed):
+            self._num_silent = 0
+        self._receive(reply)
+
+
+def _retry_delay(num_failures: int) -> float:
+    """Seconds: none at first, then doubling."""
+    return min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0 ** (num_failures - 1)) if num_failures else 0.0

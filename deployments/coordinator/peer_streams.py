@@ -18,9 +18,7 @@ class PeerStreams(Generic[MessageT, RequestT, ResponseT]):
     def __init__(self, plane: DataPlane[MessageT, RequestT, ResponseT]) -> None:
         self._plane = plane
         self._streams: dict[str, PeerStream[MessageT, RequestT, ResponseT]] = {}
-        self._connecting: dict[
-            str, asyncio.Task[PeerStream[MessageT, RequestT, ResponseT]]
-        ] = {}
+        self._connecting: dict[str, asyncio.Task[PeerStream[MessageT, RequestT, ResponseT]]] = {}
 
     async def to(self, address: str) -> PeerStream[MessageT, RequestT, ResponseT]:
         """The stream to ``address``; all that ask while it is being connected share the attempt and its failure.

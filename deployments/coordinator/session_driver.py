@@ -40,9 +40,6 @@ if TYPE_CHECKING:
         DrafterMessage, drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse
     ]
 
-_FIRST_RETRY_S = 0.1
-_LAST_RETRY_S = 10.0
-
 
 @dataclass(frozen=True, slots=True)
 class Peers:
@@ -112,7 +109,6 @@ class SessionDriver:
                 assert_never(unreachable)
 
     async def _open_target(self, message: Open) -> None:
-        await asyncio.sleep(_retry_delay(message.epoch))
         try:
             await self._target.open(message)
         except SpecdecError as error:
@@ -121,7 +117,6 @@ class SessionDriver:
             self._inputs.put_nowait(TargetOpened(message.epoch))
 
     async def _open_drafter(self, message: Open) -> None:
-        await asyncio.sleep(_retry_delay(message.epoch))
         try:
             await self._drafter.open(message)
         except SpecdecError:
@@ -172,8 +167,3 @@ class SessionDriver:
             task.cancel()
         self._target.release()
         self._drafter.release()
-
-
-def _retry_delay(epoch: int) -> float:
-    """Nothing before the first opening of a session, then doubling waits."""
-    return 0.0 if epoch == 1 else min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0 ** (epoch - 2))

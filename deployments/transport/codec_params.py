@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _RULES = {
     AcceptanceRule.COUPLED: types_pb2.ACCEPTANCE_RULE_COUPLED,
     AcceptanceRule.RATIO: types_pb2.ACCEPTANCE_RULE_RATIO,
+    AcceptanceRule.BLOCK: types_pb2.ACCEPTANCE_RULE_BLOCK,
 }
 _RULES_BACK = {number: rule for rule, number in _RULES.items()}
 

@@ -24,6 +24,7 @@ from deployments.transport.wire_limits import (
 from specdec_core.errors import ErrorCode, InvalidArgumentError, ProtocolError, SpecdecError
 from specdec_core.params import MAX_DRAFT_TOKENS
 from specdec_core.types import (
+    BlockTest,
     Coupled,
     DraftBlock,
     Evidence,
@@ -101,6 +102,9 @@ def encode_evidence(evidence: Evidence) -> types_pb2.Evidence:
                     bonus_token=test.bonus_token,
                 )
             )
+        case BlockTest(accept_probs, tokens):
+            block = types_pb2.BlockTest(accept_probs=accept_probs, tokens=tokens)
+            return types_pb2.Evidence(block_test=block)
         case _:
             assert_never(evidence.outcome)
 
@@ -109,7 +113,7 @@ def decode_evidence(message: types_pb2.Evidence, base_len: int, epoch: int) -> E
     """The evidence on the draft behind the first ``base_len`` tokens.
 
     Raises:
-        InvalidArgumentError: if a bound is exceeded, lists differ in length or a log probability is none.
+        InvalidArgumentError: if a bound is exceeded, lists differ in length or a (log) probability is none.
         ProtocolError: if the outcome is missing.
     """
     match message.WhichOneof("outcome"):
@@ -120,6 +124,8 @@ def decode_evidence(message: types_pb2.Evidence, base_len: int, epoch: int) -> E
             return Evidence(base_len, epoch, TargetDraws(tokens))
         case "ratio_test":
             return Evidence(base_len, epoch, _decode_ratio_test(message.ratio_test))
+        case "block_test":
+            return Evidence(base_len, epoch, _decode_block_test(message.block_test))
         case _:
             raise ProtocolError("evidence: has no outcome")
 
@@ -214,3 +220,13 @@ def _decode_ratio_test(message: types_pb2.RatioTest) -> RatioTest:
         residual_tokens=residual,
         bonus_token=bonus,
     )
+
+
+def _decode_block_test(message: types_pb2.BlockTest) -> BlockTest:
+    tokens = token_ids("evidence.tokens", message.tokens, 1, MAX_DRAFT_TOKENS + 1)
+    check_count(
+        "evidence.accept_probs", len(message.accept_probs), len(tokens) - 1, len(tokens) - 1
+    )
+    if not all(0.0 <= prob <= 1.0 for prob in message.accept_probs):
+        raise InvalidArgumentError("evidence.accept_probs", "each must be in [0, 1]")
+    return BlockTest(tuple(message.accept_probs), tokens)

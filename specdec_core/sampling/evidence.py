@@ -8,6 +8,7 @@ because the law stays here, a token of the residual (p - q)+ for each position.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, assert_never
@@ -16,15 +17,14 @@ import torch
 
 from specdec_core.errors import InvariantError
 from specdec_core.philox import Stream
-from specdec_core.sampling.block import log_survivals, stop_probs
+from specdec_core.sampling.block import stop_probs, survive
 from specdec_core.sampling.draw import draw
-from specdec_core.sampling.ratio import draft_law, residual_law
+from specdec_core.sampling.ratio import compare, draft_law, residual_law
 from specdec_core.types import AcceptanceRule, BlockTest, Evidence, RatioTest, TargetDraws
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdec_core.sampling.ratio import DraftLaw
     from specdec_core.types import DraftBlock, NoiseKey, Outcome
 
 
@@ -53,16 +53,13 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """How one draft token compares in the two laws."""
+    """The test of one draft token."""
 
     target_logprob: float
     draft_logprob: float
-    stop_prob: float  # h of the tokens before this one under ``block``
+    stop_prob: float  # h of the draft tokens before this one; 1 under ``ratio``
+    survival: float  # P of the draft up to this token; min(1, p/q) under ``ratio``
     residual_token: int
-
-    @property
-    def log_ratio(self) -> float:
-        return self.target_logprob - self.draft_logprob
 
 
 @torch.no_grad()
@@ -104,7 +101,7 @@ def _spans(requests: Sequence[VerifyRequest]) -> list[tuple[VerifyRequest, range
 
 def _outcome(
     rule: AcceptanceRule, rows: range, drawn: dict[int, int], tests: dict[int, _Test]
-) -> TargetDraws | RatioTest:
+) -> Outcome:
     match rule:
         case AcceptanceRule.COUPLED:
             return TargetDraws(tuple(drawn[row] for row in rows))
@@ -115,6 +112,13 @@ def _outcome(
                 draft_logprobs=tuple(test.draft_logprob for test in tested),
                 residual_tokens=tuple(test.residual_token for test in tested),
                 bonus_token=drawn[rows[-1]],
+            )
+        case AcceptanceRule.BLOCK:
+            tested = [tests[row] for row in rows[:-1]]
+            stops = [test.stop_prob for test in tested[1:]]
+            return BlockTest(
+                accept_probs=(*stops, *(test.survival for test in tested[-1:])),
+                tokens=(*(test.residual_token for test in tested), drawn[rows[-1]]),
             )
         case _:
             assert_never(rule)
@@ -133,26 +137,31 @@ def _draw_slots(law: torch.Tensor, slots: list[_Slot], stream: Stream) -> list[i
 
 
 def _run_tests(law: torch.Tensor, slots: list[_Slot]) -> dict[int, _Test]:
-    """The ratio test of each slot's draft token, by row."""
+    """The test of each slot's draft token, by row."""
     if not slots:
         return {}
     rows = [slot.row for slot in slots]
-    proposed = [draft_law(slot.request.draft, slot.index) for slot in slots]
-    target_logprobs = law[rows, [each.token for each in proposed]].tolist()
-    entries = [
-        (number, token, logprob)
-        for number, each in enumerate(proposed)
-        for token, logprob in zip(each.support, each.logprobs, strict=True)
-        if token < law.shape[-1]  # a drafter's vocabulary may be padded further
-    ]
-    numbers, tokens, logprobs = zip(*entries, strict=True)
-    residual = residual_law(
-        law[rows],
-        torch.tensor(numbers, device=law.device),
-        torch.tensor(tokens, device=law.device),
-        torch.tensor(logprobs, dtype=torch.float64, device=law.device),
+    both = compare(law[rows], [draft_law(slot.request.draft, slot.index) for slot in slots])
+    before, after = _log_survivals(slots, both.log_ratios)
+    log_survival = torch.tensor(before, dtype=torch.float64, device=law.device)
+    scaled = both.logprobs - log_survival[both.rows]  # P p - q has the shape of p - q / P
+    residual = residual_law(both.target, both.rows, both.tokens, scaled)
+    tests = map(
+        _Test,
+        both.target_logprobs,
+        both.draft_logprobs,
+        stop_probs(both, log_survival).tolist(),
+        map(math.exp, after),
+        _draw_slots(residual, slots, Stream.RESIDUAL),
     )
-    residual_tokens = _draw_slots(residual, slots, Stream.RESIDUAL)
-    draft_logprobs = [each.token_logprob for each in proposed]
-    tests = map(_Test, target_logprobs, draft_logprobs, residual_tokens)
     return dict(zip(rows, tests, strict=True))
+
+
+def _log_survivals(slots: list[_Slot], log_ratios: list[float]) -> tuple[list[float], list[float]]:
+    """The log P before and behind each slot's token; under ``ratio`` each test starts from P = 1."""
+    before, after = [], [0.0]
+    for slot, log_ratio in zip(slots, log_ratios, strict=True):
+        continues = slot.index > 0 and slot.request.rule is AcceptanceRule.BLOCK
+        before.append(after[-1] if continues else 0.0)
+        after.append(survive(before[-1], log_ratio))
+    return before, after[1:]

@@ -15,6 +15,8 @@ import torch
 from specdec_core.types import Sparse
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from specdec_core.types import DraftBlock
 
 
@@ -47,6 +49,47 @@ def draft_law(draft: DraftBlock, index: int) -> DraftLaw:
             logprobs = tuple(math.log(prob / total) for prob in positive.values())
             return DraftLaw(token, tuple(positive), logprobs)
     return DraftLaw(token, (token,), (0.0,))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Rows of the target's law beside the law of the draft token tested at each."""
+
+    target: torch.Tensor  # [rows, vocab] log p
+    target_logprobs: tuple[float, ...]  # [rows] log p of the draft token, -inf where p is 0
+    draft_logprobs: tuple[float, ...]  # [rows] log q of the draft token, finite
+    rows: torch.Tensor  # [entries] int64, the row of each entry of q, which is 0 everywhere else
+    tokens: (
+        torch.Tensor
+    )  # [entries] int64, the token id of each entry; a (row, token) pair occurs once
+    logprobs: torch.Tensor  # [entries] float64 log q, finite
+
+    @property
+    def log_ratios(self) -> list[float]:
+        """Log p(x) / q(x) of each draft token."""
+        pairs = zip(self.target_logprobs, self.draft_logprobs, strict=True)
+        return [target - draft for target, draft in pairs]
+
+
+def compare(target: torch.Tensor, laws: Sequence[DraftLaw]) -> Comparison:
+    """Put draft laws, one per row and at least one, beside ``target`` ``[rows, vocab]``; the tokens are in its vocabulary."""
+    vocab_size = target.shape[-1]
+    entries = [
+        (row, token, logprob)
+        for row, law in enumerate(laws)
+        for token, logprob in zip(law.support, law.logprobs, strict=True)
+        if token < vocab_size  # a drafter's vocabulary may be padded further
+    ]
+    rows, tokens, logprobs = zip(*entries, strict=True)
+    own = target[list(range(len(laws))), [law.token for law in laws]]
+    return Comparison(
+        target=target,
+        target_logprobs=tuple(own.tolist()),
+        draft_logprobs=tuple(law.token_logprob for law in laws),
+        rows=torch.tensor(rows, device=target.device),
+        tokens=torch.tensor(tokens, device=target.device),
+        logprobs=torch.tensor(logprobs, dtype=torch.float64, device=target.device),
+    )
 
 
 def residual_law(

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from specdec_core.session.state import SessionSpec
 
 _MAX_TARGET_LOSSES = 3  # in a row without a committed token
-_REPLACEABLE = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.STALE})
+# INTERNAL among them: a step that breaks fails every session in it, and the innocent ones must be able to go on elsewhere.
+_REPLACEABLE = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.STALE, ErrorCode.INTERNAL})
 
 
 def start(spec: SessionSpec) -> Step:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from specdec_core.errors import ProtocolError
-from specdec_core.philox import Stream, uniform
-from specdec_core.types import RatioTest, TargetDraws, TokenKind, Verdict
-from specdec_core.verification import coupled, ratio
+from specdec_core.philox import Stream, round_key, uniform
+from specdec_core.types import BlockTest, RatioTest, TargetDraws, TokenKind, Verdict
+from specdec_core.verification import block, coupled, ratio
 
 if TYPE_CHECKING:
     from specdec_core.types import DraftBlock, Evidence, NoiseKey
@@ -19,7 +19,7 @@ def decide(draft: DraftBlock, evidence: Evidence, noise: NoiseKey) -> Verdict:
     Args:
         draft: The block that was verified; ``base_len`` is the absolute position of its first token.
         evidence: The target's answer to exactly this draft.
-        noise: Key of the request; the coins of ``ratio`` come from its ACCEPT stream.
+        noise: Key of the request; the coins of ``ratio`` come from its ACCEPT stream, those of ``block`` from the round's own.
 
     Raises:
         ProtocolError: if the evidence does not fit the draft.
@@ -34,6 +34,12 @@ def decide(draft: DraftBlock, evidence: Evidence, noise: NoiseKey) -> Verdict:
                 test, lambda index: uniform(noise, draft.base_len + index, Stream.ACCEPT)
             )
             next_token = (*test.residual_tokens, test.bonus_token)[accepted]
+        case BlockTest(tokens=tokens) as test:
+            key = round_key(noise, draft.base_len)
+            accepted = block.count_accepted(
+                test, lambda index: uniform(key, draft.base_len + index, Stream.ACCEPT)
+            )
+            next_token = tokens[accepted]
         case _ as unreachable:
             assert_never(unreachable)
     return Verdict(accepted, next_token, _kind(draft, accepted))
@@ -51,6 +57,8 @@ def _check_fit(draft: DraftBlock, evidence: Evidence) -> None:
             rows: tuple[int, ...] = (len(tokens) - 1,)
         case RatioTest() as test:
             rows = (len(test.target_logprobs), len(test.draft_logprobs), len(test.residual_tokens))
+        case BlockTest(accept_probs=accept_probs, tokens=tokens):
+            rows = (len(accept_probs), len(tokens) - 1)
         case _ as unreachable:
             assert_never(unreachable)
     if evidence.base_len != draft.base_len or any(

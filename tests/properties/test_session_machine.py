@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+import pytest
 
 from specdec_core.errors import (
     InvalidArgumentError,
@@ -38,32 +38,34 @@ from tests.support.generation import letters
 from tests.support.sessions import PROMPT, spec_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from specdec_core.errors import SpecdecError
     from specdec_core.session.events import Effect, Input
+    from specdec_core.types import Proposal
 
-GONE = PeerUnavailableError("gone")
 SEQUENCE = (4, 5, 9, 4, 0, 2, 2, 7, 9, 9, 1, 5, 3, 8, 6, 4, 4, 5, 9, 2, 1, 0, 7, 3)
 PARAMS = {
     "length": SamplingParams(max_tokens=17),
     "stop token": SamplingParams(max_tokens=24, stop_token_ids=(8,)),
     "stop string": SamplingParams(max_tokens=24, stop=("ihz", "gee")),
 }
-ENDS = {"length": 17, "stop token": 14, "stop string": 17}  # output tokens of plain decoding
-TEXTS = {
-    "length": letters(SEQUENCE[:17]),
-    "stop token": letters(SEQUENCE[:13]),
-    "stop string": letters(SEQUENCE[:14]),
+# Output tokens and text of plain decoding.
+ENDS = {
+    "length": (17, letters(SEQUENCE[:17])),
+    "stop token": (14, letters(SEQUENCE[:13])),
+    "stop string": (17, letters(SEQUENCE[:14])),
 }
 
 
-class Storm(RuleBasedStateMachine):
+class Storm:
     """A driver whose peers answer at any time, twice, late, or not at all, and a target that draws ``SEQUENCE``."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, seed: str, name: str) -> None:
+        self.rng = random.Random(seed)
         self.extend: Extend | None = None  # being worked on by the target
         self.wish: Propose | None = None  # being worked on by the drafter
-        self.opening: list[Input] = []  # what will answer the opens that run
+        self.opening: list[TargetOpened | DrafterOpened] = []  # what will answer the opens that run
         self.sent: list[Input] = []  # answers on their way, or seen before
         self.target_kv: list[int] = []
         self.drafter_kv: list[int] = []
@@ -71,11 +73,10 @@ class Storm(RuleBasedStateMachine):
         self.emitted: list[int] = []
         self.text = ""
         self.finish: Finish | None = None
-
-    @initialize(name=st.sampled_from(sorted(PARAMS)), max_draft_tokens=st.integers(0, 5))
-    def begin(self, name: str, max_draft_tokens: int) -> None:
-        self.name = name
-        self.state, effects = start(spec_of(PARAMS[name], max_draft_tokens=max_draft_tokens))
+        self.seen: Counter[str] = Counter()
+        self.num_output, self.whole_text = ENDS[name]
+        spec = spec_of(PARAMS[name], max_draft_tokens=self.rng.randrange(6))
+        self.state, effects = start(spec)
         self.run(effects)
 
     # The driver.
@@ -88,6 +89,7 @@ class Storm(RuleBasedStateMachine):
             assert TRANSITIONS[before.phase, type(event)] is Action.REFUSE
             return
         self.run(effects)
+        self.check()
 
     def run(self, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
@@ -116,7 +118,16 @@ class Storm(RuleBasedStateMachine):
         if close:
             self.held.remove((peer, close.epoch))
 
-    # The peers.
+    def check(self) -> None:
+        self.state.check_integrity()
+        assert tuple(self.emitted) == self.state.output
+        assert self.state.output == SEQUENCE[: len(self.emitted)]
+        assert self.whole_text.startswith(self.text)
+        if self.finish:
+            assert self.held == set()
+            assert self.finish.reason is self.state.finish
+
+    # The peers: each holds a prefix, which every message must extend to exactly what is committed.
 
     def take_extend(self, message: Extend) -> None:
         assert ("target", message.epoch) in self.held
@@ -134,22 +145,16 @@ class Storm(RuleBasedStateMachine):
         assert self.drafter_kv == list(self.state.tokens)
         self.wish = message if message.num_draft_tokens else None
 
-    @precondition(lambda self: self.opening)
-    @rule(data=st.data())
-    def a_peer_opens(self, data: st.DataObject) -> None:
-        event = self.opening.pop(data.draw(st.integers(0, len(self.opening) - 1)))
-        match event:
-            case TargetOpened(epoch) if epoch == self.state.target.epoch:
-                self.held.add(("target", epoch))
-            case DrafterOpened(epoch) if epoch == self.state.drafter.epoch:
-                self.held.add(("drafter", epoch))
-        if self.finish is None:  # a driver closes by itself what opens after the end
-            self.sent.append(event)
-            self.feed(event)
+    # What may happen.
 
-    @precondition(lambda self: self.extend)
-    @rule(garbage=st.integers(0, 25))
-    def the_target_answers(self, garbage: int) -> None:
+    def a_peer_opens(self) -> None:
+        event = self.opening.pop(self.rng.randrange(len(self.opening)))
+        peer = "target" if isinstance(event, TargetOpened) else "drafter"
+        self.held.add((peer, event.epoch))
+        self.sent.append(event)
+        self.feed(event)
+
+    def the_target_answers(self) -> None:
         """Draws behind a wrong draft token are draws of another text."""
         assert self.extend
         draft, start_at = self.extend.draft, self.extend.draft.base_len - len(PROMPT)
@@ -157,120 +162,109 @@ class Storm(RuleBasedStateMachine):
         wrong = [guess != draw for guess, draw in zip(draft.tokens, draws, strict=False)]
         if any(wrong):
             rest = wrong.index(True) + 1
-            draws[rest:] = [garbage] * (len(draws) - rest)
+            draws[rest:] = [self.rng.randrange(26) for _ in draws[rest:]]
         outcome = TargetDraws(tuple(draws))
         self.sent.append(Verified("s", Evidence(draft.base_len, self.extend.epoch, outcome)))
         self.extend = None
 
-    @precondition(lambda self: self.wish)
-    @rule(shift=st.sampled_from([0, 0, 1, -30]), size=st.integers(0, 7), flip=st.integers(0, 7))
-    def the_drafter_answers(self, shift: int, size: int, flip: int) -> None:
-        """Right, wrong from ``flip`` on, outside the vocabulary, too long or empty."""
+    def the_drafter_answers(self) -> None:
+        """Right, wrong from some token on, outside the vocabulary, too long, empty, or with too few laws."""
         assert self.wish
         base_len = self.wish.base_len + len(self.wish.tokens)
-        known = SEQUENCE[base_len - len(PROMPT) :][:size]
+        known = SEQUENCE[base_len - len(PROMPT) :][: self.rng.randrange(7)]
+        shift, flip = self.rng.choice([0, 0, 1, 1, -30]), self.rng.randrange(7)
         tokens = tuple(token + shift * (index >= flip) for index, token in enumerate(known))
-        block = DraftBlock(base_len, self.wish.epoch, tokens, OneHot())
-        self.sent.append(Proposed("s", block))
+        proposals: tuple[Proposal, ...] = (OneHot(), OneHot(), OneHot(), Sparse((), ()))
+        proposal = self.rng.choice(proposals)
+        self.sent.append(Proposed("s", DraftBlock(base_len, self.wish.epoch, tokens, proposal)))
         self.wish = None
 
-    @precondition(lambda self: self.wish)
-    @rule()
-    def the_drafter_sends_a_law_too_few(self) -> None:
-        assert self.wish
-        base_len = self.wish.base_len + len(self.wish.tokens)
-        block = DraftBlock(base_len, self.wish.epoch, (SEQUENCE[base_len - 3],), Sparse((), ()))
-        self.sent.append(Proposed("s", block))
-        self.wish = None
+    def the_newest_answer_arrives(self) -> None:
+        self.arrive(self.sent[-1])
 
-    @precondition(lambda self: self.sent)
-    @rule(data=st.data())
-    def an_answer_arrives_in_any_order_and_perhaps_again(self, data: st.DataObject) -> None:
-        newest_first = data.draw(st.integers(0, min(5, len(self.sent) - 1)))
-        event = self.sent[-1 - newest_first]
-        duplicate = isinstance(event, DrafterOpened) and event.epoch == self.state.drafter.epoch
-        if not duplicate:  # that would be a new opening, not an answer
+    def an_older_answer_arrives(self) -> None:
+        self.arrive(self.rng.choice(self.sent[-6:]))
+
+    def arrive(self, event: Input) -> None:
+        if event != DrafterOpened(self.state.drafter.epoch):  # twice, it is an opening of its own
             self.feed(event)
 
-    @rule()
     def the_draft_is_late(self) -> None:
         self.feed(DraftLate(self.state.drafter.epoch, len(self.state.tokens)))
 
-    @precondition(lambda self: self.finish is None)
-    @rule(is_stale=st.booleans(), error=st.sampled_from([GONE, StaleMessageError("behind")]))
-    def the_target_is_lost(self, is_stale: bool, error: SpecdecError) -> None:
-        epoch = self.state.target.epoch
-        if not is_stale and self.state.target_losses < 3:
-            self.held.discard(("target", epoch))
-            self.opening = [event for event in self.opening if event != TargetOpened(epoch)]
-        if is_stale or self.state.target_losses < 3:
-            self.feed(TargetLost(epoch - is_stale, error))
+    def the_target_is_lost(self) -> None:
+        self.lose_target(self.rng.choice([PeerUnavailableError("gone"), StaleMessageError("old")]))
 
-    @precondition(lambda self: self.extend and self.extend.draft.tokens)
-    @rule()
     def the_target_refuses_the_draft(self) -> None:
+        self.lose_target(InvalidArgumentError("bad_words", "leaves no token that may follow"))
+
+    def lose_target(self, error: SpecdecError) -> None:
         epoch = self.state.target.epoch
-        if self.state.target_losses < 3 and self.state.phase is Phase.VERIFYING:
-            self.held.discard(("target", epoch))
-            self.feed(TargetLost(epoch, InvalidArgumentError("bad_words", "leave no token")))
+        self.held.discard(("target", epoch))
+        self.opening = [event for event in self.opening if event != TargetOpened(epoch)]
+        self.feed(TargetLost(epoch, error))
 
-    @precondition(lambda self: self.finish is None and self.state.spec.max_draft_tokens)
-    @rule(is_stale=st.booleans())
-    def the_drafter_is_lost(self, is_stale: bool) -> None:
+    def the_drafter_is_lost(self) -> None:
         epoch = self.state.drafter.epoch
-        if not is_stale:
-            self.held.discard(("drafter", epoch))
-            self.opening = [event for event in self.opening if event != DrafterOpened(epoch)]
-        self.feed(DrafterLost(epoch - is_stale))
+        self.held.discard(("drafter", epoch))
+        self.opening = [event for event in self.opening if event != DrafterOpened(epoch)]
+        self.feed(DrafterLost(epoch))
 
-    @precondition(lambda self: len(self.emitted) > 9 and self.finish is None)
-    @rule(odds=st.integers(0, 9))
-    def the_client_leaves(self, odds: int) -> None:
-        if odds == 0:
-            self.feed(Abort(FinishReason.CANCELLED))
-            assert self.state.finish is FinishReason.CANCELLED
+    def an_old_loss_is_told_again(self) -> None:
+        gone = PeerUnavailableError("gone")
+        self.feed(TargetLost(self.state.target.epoch - 1, gone))
+        self.feed(DrafterLost(self.state.drafter.epoch - 1))
 
-    # What always holds.
+    def the_client_leaves(self) -> None:
+        self.feed(Abort(FinishReason.CANCELLED))
+        assert self.state.finish is FinishReason.CANCELLED
 
-    @invariant()
-    def the_state_is_sound(self) -> None:
-        self.state.check_integrity()
-
-    @invariant()
-    def the_output_is_a_prefix_of_plain_decoding(self) -> None:
-        assert tuple(self.emitted) == self.state.output
-        assert self.state.output == SEQUENCE[: len(self.emitted)]
-        assert TEXTS[self.name].startswith(self.text)
-
-    @invariant()
-    def a_finished_session_has_released_everything(self) -> None:
-        if self.finish:
-            assert self.held == set()
-            assert self.finish.reason is self.state.finish
-
-    def teardown(self) -> None:
-        """Left alone, the session ends as plain decoding does."""
-        while self.finish is None:
-            self.feed(self.next_answer())
-        self.a_finished_session_has_released_everything()
-        if self.state.finish is not FinishReason.CANCELLED:
-            assert len(self.emitted) == ENDS[self.name]
-            assert self.text == TEXTS[self.name]
-
-    def next_answer(self) -> Input:
-        epoch, base_len = self.state.target.epoch, len(self.state.tokens)
-        match self.state.phase:
-            case Phase.OPENING:
-                self.held.add(("target", epoch))
-                return TargetOpened(epoch)
-            case Phase.DRAFTING:
-                return DraftLate(self.state.drafter.epoch, base_len)
-            case _:
-                draw = SEQUENCE[base_len - len(PROMPT)]
-                draft = self.state.draft.tokens if self.state.draft else ()
-                draws = TargetDraws((draw,) + (25,) * len(draft))
-                return Verified("s", Evidence(base_len, epoch, draws))
+    def step(self) -> None:
+        """One of the things that may happen now, the helpful ones more often."""
+        may_lose = self.state.target_losses < 3
+        is_drafted = self.state.draft is not None and self.state.draft.num_draft_tokens > 0
+        odds: dict[Callable[[], None], float] = {
+            self.a_peer_opens: 4 * bool(self.opening),
+            self.the_target_answers: 4 * bool(self.extend),
+            self.the_drafter_answers: 4 * bool(self.wish),
+            self.the_newest_answer_arrives: 3 * bool(self.sent),
+            self.an_older_answer_arrives: 3 * bool(self.sent),
+            self.the_draft_is_late: 1,
+            self.the_target_is_lost: 0.7 * may_lose,
+            self.the_target_refuses_the_draft: 0.5 * (may_lose and is_drafted),
+            self.the_drafter_is_lost: 0.7 * bool(self.state.spec.max_draft_tokens),
+            self.an_old_loss_is_told_again: 0.5,
+            self.the_client_leaves: 0.02,
+        }
+        (happens,) = self.rng.choices(list(odds), weights=list(odds.values()))
+        self.seen[f"{happens.__name__} while {self.state.phase.value}"] += 1
+        happens()
 
 
-Storm.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
-TestStorm = Storm.TestCase
+def storm(seed: str, name: str) -> Storm:
+    """Run one session to its end."""
+    walk = Storm(seed, name)
+    for _ in range(5000):
+        if walk.finish:
+            return walk
+        walk.step()
+    raise AssertionError(f"session {seed} does not end")
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("seed", range(12))
+def test_every_storm_ends_with_the_text_of_plain_decoding(seed: int, name: str) -> None:
+    for walk in (storm(f"{seed} {number}", name) for number in range(10)):
+        if walk.state.finish is not FinishReason.CANCELLED:
+            assert (len(walk.emitted), walk.text) == (walk.num_output, walk.whole_text)
+
+
+def test_storms_reach_every_kind_of_weather() -> None:
+    walks = [storm(f"weather {number}", "length") for number in range(60)]
+
+    seen = sum((walk.seen for walk in walks), Counter[str]())
+    phases = [phase.value for phase in Phase if phase is not Phase.FINISHED]
+    for trouble in ("the_target_is_lost", "the_drafter_is_lost", "an_older_answer_arrives"):
+        assert all(seen[f"{trouble} while {phase}"] > 20 for phase in phases)
+    assert sum(walk.state.stats.num_accepted_tokens for walk in walks) > 40
+    assert {walk.state.finish for walk in walks} == {FinishReason.LENGTH, FinishReason.CANCELLED}

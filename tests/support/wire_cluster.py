@@ -22,7 +22,7 @@ from specdec_core.types import NoiseKey
 from tests.support.generation import served
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from deployments.transport.server import DrafterServer, TargetServer
     from specdec_core.drafters.base import Drafter
@@ -131,12 +131,46 @@ async def serve_drafter(role: Role[DrafterMessage]) -> DrafterServer:
     return await start_server(DRAFTER, role, host=HOST)
 
 
+def target_role(model: CausalModel, *, max_sessions: int = 1024) -> TargetRole:
+    return TargetRole(model, max_sessions=max_sessions, token_budget=512)
+
+
+def drafter_role(drafter: Drafter, *, max_sessions: int = 1024) -> DrafterRole:
+    return DrafterRole(drafter, max_sessions=max_sessions)
+
+
+def spec_of(wish: Wish, model: CausalModel) -> SessionSpec:
+    return prepare(
+        wish.session_id,
+        wish.prompt,
+        wish.params,
+        model=served(model),
+        noise=NoiseKey(wish.params.seed or 0),
+    )
+
+
 @asynccontextmanager
 async def wire_cluster(
-    target: Role[TargetMessage] | CausalModel,
-    drafter: Role[DrafterMessage] | Drafter,
+    target: Role[TargetMessage],
+    drafter: Role[DrafterMessage],
     *,
     answer_timeout_s: float = 30.0,
     draft_deadline_s: float = 30.0,
 ) -> AsyncIterator[WireCluster]:
-    """Serve these and take everything down at the end; models and drafters get a role of their own."""
+    """Serve these roles, connected, until the block ends. Servers that a test puts in their place are the test's to close."""
+    target_server, drafter_server = await serve_target(target), await serve_drafter(drafter)
+    peers = Peers(
+        targets=(targets := CountingLocator(target_server.address)),
+        target_streams=PeerStreams(TARGET),
+        drafters=(drafters := CountingLocator(drafter_server.address)),
+        drafter_streams=PeerStreams(DRAFTER),
+        answer_timeout_s=answer_timeout_s,
+        draft_deadline_s=draft_deadline_s,
+    )
+    await peers.target_streams.to(target_server.address)
+    await peers.drafter_streams.to(drafter_server.address)
+    yield WireCluster(target_server, drafter_server, targets, drafters, peers)
+    await peers.target_streams.close()
+    await peers.drafter_streams.close()
+    await target_server.close()
+    await drafter_server.close()

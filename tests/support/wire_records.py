@@ -36,6 +36,7 @@ from specdec_core.params import GenerationParams, SamplingParams, SpeculationPar
 from specdec_core.stats import FallbackReason, SpeculationStats
 from specdec_core.types import (
     AcceptanceRule,
+    BlockTest,
     CommittedToken,
     Coupled,
     DraftBlock,
@@ -134,6 +135,10 @@ def evidences(draw: st.DrawFn) -> Evidence:
         draws = st.lists(tokens, min_size=1, max_size=33).map(tuple)
         return Evidence(base_len, epoch, TargetDraws(draw(draws)))
     size = draw(st.integers(0, 32))
+    if draw(st.booleans()):
+        probs = st.lists(st.floats(0, 1), min_size=size, max_size=size).map(tuple)
+        emitted = st.lists(tokens, min_size=size + 1, max_size=size + 1).map(tuple)
+        return Evidence(base_len, epoch, BlockTest(draw(probs), draw(emitted)))
     logprobs = st.floats(max_value=0, allow_nan=False)
     finite = st.floats(max_value=0, allow_nan=False, allow_infinity=False)
     test = RatioTest(

@@ -276,6 +276,27 @@ def test_a_law_of_65_tokens_is_refused() -> None:
             ),
             "evidence.draft_logprobs: each must be finite",
         ),
+        (
+            types_pb2.Evidence(block_test=types_pb2.BlockTest()),
+            "evidence.tokens: takes 1 to 33 entries, got 0",
+        ),
+        (
+            types_pb2.Evidence(block_test=types_pb2.BlockTest(accept_probs=[0.5], tokens=[1])),
+            "evidence.accept_probs: takes 0 to 0 entries, got 1",
+        ),
+        (
+            types_pb2.Evidence(block_test=types_pb2.BlockTest(tokens=[1, 2])),
+            "evidence.accept_probs: takes 1 to 1 entries, got 0",
+        ),
+        *(
+            (
+                types_pb2.Evidence(
+                    block_test=types_pb2.BlockTest(accept_probs=[prob], tokens=[1, 2])
+                ),
+                "evidence.accept_probs: each must be in [0, 1]",
+            )
+            for prob in (1.1, -0.1, math.nan, math.inf)
+        ),
     ],
 )
 def test_evidence_that_proves_nothing_is_refused(message: types_pb2.Evidence, problem: str) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cspecdec_proto/v1/types.proto\x12\x10specdec_proto.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\x97\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12/\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x1b.specdec_proto.v1.LogitBias\x12-\n\tbad_words\x18\t \x03(\x0b\x32\x1a.specdec_proto.v1.TokenIds\x12\x19\n\x11\x61llowed_token_ids\x18\n \x03(\r\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0c \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\t\x12\'\n\x1ainclude_stop_str_in_output\x18\x0e \x01(\x08H\t\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0f \x03(\r\x12\x17\n\nignore_eos\x18\x10 \x01(\x08H\n\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_max_tokensB\x1d\n\x1b_include_stop_str_in_outputB\r\n\x0b_ignore_eos\".\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x14\n\x0csample_index\x18\x02 \x01(\r\"\t\n\x07\x43oupled\"\x08\n\x06OneHot\"0\n\x06Sparse\x12\x11\n\tids_frame\x18\x01 \x01(\x0c\x12\x13\n\x0bprobs_frame\x18\x02 \x01(\x0c\"\xaf\x01\n\nDraftBlock\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12,\n\x07\x63oupled\x18\x02 \x01(\x0b\x32\x19.specdec_proto.v1.CoupledH\x00\x12+\n\x07one_hot\x18\x03 \x01(\x0b\x32\x18.specdec_proto.v1.OneHotH\x00\x12*\n\x06sparse\x18\x04 \x01(\x0b\x32\x18.specdec_proto.v1.SparseH\x00\x42\n\n\x08proposal\"\x1d\n\x0bTargetDraws\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"j\n\tRatioTest\x12\x17\n\x0ftarget_logprobs\x18\x01 \x03(\x01\x12\x16\n\x0e\x64raft_logprobs\x18\x02 \x03(\x01\x12\x17\n\x0fresidual_tokens\x18\x03 \x03(\r\x12\x13\n\x0b\x62onus_token\x18\x04 \x01(\r\"\x7f\n\x08\x45vidence\x12\x35\n\x0ctarget_draws\x18\x01 \x01(\x0b\x32\x1d.specdec_proto.v1.TargetDrawsH\x00\x12\x31\n\nratio_test\x18\x02 \x01(\x0b\x32\x1b.specdec_proto.v1.RatioTestH\x00\x42\t\n\x07outcome\"\xa7\x01\n\x04Open\x12\x12\n\nprompt_len\x18\x01 \x01(\r\x12\x30\n\x06params\x18\x02 \x01(\x0b\x32 .specdec_proto.v1.SamplingParams\x12.\n\x04rule\x18\x03 \x01(\x0e\x32 .specdec_proto.v1.AcceptanceRule\x12)\n\x05noise\x18\x04 \x01(\x0b\x32\x1a.specdec_proto.v1.NoiseKey\"\x07\n\x05\x43lose\"E\n\x07\x46\x61ilure\x12)\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1b.specdec_proto.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xc8\x02\n\x10SpeculationStats\x12\x12\n\nnum_rounds\x18\x01 \x01(\x04\x12\x12\n\nnum_drafts\x18\x02 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\x04\x12#\n\x1bnum_accepted_tokens_per_pos\x18\x05 \x03(\x04\x12\x1c\n\x14num_committed_tokens\x18\x06 \x01(\x04\x12\x44\n\tfallbacks\x18\x07 \x03(\x0b\x32\x31.specdec_proto.v1.SpeculationStats.FallbacksEntry\x12\x1a\n\x12num_stale_messages\x18\x08 \x01(\x04\x1a\x30\n\x0e\x46\x61llbacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*i\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_COUPLED\x10\x01\x12\x19\n\x15\x41\x43\x43\x45PTANCE_RULE_RATIO\x10\x02*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\x86\x01\n\tTokenKind\x12\x1a\n\x16TOKEN_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13TOKEN_KIND_ACCEPTED\x10\x01\x12\x18\n\x14TOKEN_KIND_RECOVERED\x10\x02\x12\x14\n\x10TOKEN_KIND_BONUS\x10\x03\x12\x14\n\x10TOKEN_KIND_PLAIN\x10\x04*\xb0\x02\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12\x1a\n\x16\x45RROR_CODE_UNSUPPORTED\x10\x02\x12\x18\n\x14\x45RROR_CODE_NOT_FOUND\x10\x03\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x04\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\x05\x12\x17\n\x13\x45RROR_CODE_DEADLINE\x10\x06\x12\x18\n\x14\x45RROR_CODE_CANCELLED\x10\x07\x12\x14\n\x10\x45RROR_CODE_STALE\x10\x08\x12\x17\n\x13\x45RROR_CODE_PROTOCOL\x10\t\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\nb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cspecdec_proto/v1/types.proto\x12\x10specdec_proto.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\x97\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12/\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x1b.specdec_proto.v1.LogitBias\x12-\n\tbad_words\x18\t \x03(\x0b\x32\x1a.specdec_proto.v1.TokenIds\x12\x19\n\x11\x61llowed_token_ids\x18\n \x03(\r\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0c \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\t\x12\'\n\x1ainclude_stop_str_in_output\x18\x0e \x01(\x08H\t\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0f \x03(\r\x12\x17\n\nignore_eos\x18\x10 \x01(\x08H\n\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_max_tokensB\x1d\n\x1b_include_stop_str_in_outputB\r\n\x0b_ignore_eos\".\n\x08NoiseKey\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x14\n\x0csample_index\x18\x02 \x01(\r\"\t\n\x07\x43oupled\"\x08\n\x06OneHot\"0\n\x06Sparse\x12\x11\n\tids_frame\x18\x01 \x01(\x0c\x12\x13\n\x0bprobs_frame\x18\x02 \x01(\x0c\"\xaf\x01\n\nDraftBlock\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12,\n\x07\x63oupled\x18\x02 \x01(\x0b\x32\x19.specdec_proto.v1.CoupledH\x00\x12+\n\x07one_hot\x18\x03 \x01(\x0b\x32\x18.specdec_proto.v1.OneHotH\x00\x12*\n\x06sparse\x18\x04 \x01(\x0b\x32\x18.specdec_proto.v1.SparseH\x00\x42\n\n\x08proposal\"\x1d\n\x0bTargetDraws\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"j\n\tRatioTest\x12\x17\n\x0ftarget_logprobs\x18\x01 \x03(\x01\x12\x16\n\x0e\x64raft_logprobs\x18\x02 \x03(\x01\x12\x17\n\x0fresidual_tokens\x18\x03 \x03(\r\x12\x13\n\x0b\x62onus_token\x18\x04 \x01(\r\"1\n\tBlockTest\x12\x14\n\x0c\x61\x63\x63\x65pt_probs\x18\x01 \x03(\x01\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"\xb2\x01\n\x08\x45vidence\x12\x35\n\x0ctarget_draws\x18\x01 \x01(\x0b\x32\x1d.specdec_proto.v1.TargetDrawsH\x00\x12\x31\n\nratio_test\x18\x02 \x01(\x0b\x32\x1b.specdec_proto.v1.RatioTestH\x00\x12\x31\n\nblock_test\x18\x03 \x01(\x0b\x32\x1b.specdec_proto.v1.BlockTestH\x00\x42\t\n\x07outcome\"\xa7\x01\n\x04Open\x12\x12\n\nprompt_len\x18\x01 \x01(\r\x12\x30\n\x06params\x18\x02 \x01(\x0b\x32 .specdec_proto.v1.SamplingParams\x12.\n\x04rule\x18\x03 \x01(\x0e\x32 .specdec_proto.v1.AcceptanceRule\x12)\n\x05noise\x18\x04 \x01(\x0b\x32\x1a.specdec_proto.v1.NoiseKey\"\x07\n\x05\x43lose\"E\n\x07\x46\x61ilure\x12)\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1b.specdec_proto.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xc8\x02\n\x10SpeculationStats\x12\x12\n\nnum_rounds\x18\x01 \x01(\x04\x12\x12\n\nnum_drafts\x18\x02 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\x04\x12#\n\x1bnum_accepted_tokens_per_pos\x18\x05 \x03(\x04\x12\x1c\n\x14num_committed_tokens\x18\x06 \x01(\x04\x12\x44\n\tfallbacks\x18\x07 \x03(\x0b\x32\x31.specdec_proto.v1.SpeculationStats.FallbacksEntry\x12\x1a\n\x12num_stale_messages\x18\x08 \x01(\x04\x1a\x30\n\x0e\x46\x61llbacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*\x84\x01\n\x0e\x41\x63\x63\x65ptanceRule\x12\x1f\n\x1b\x41\x43\x43\x45PTANCE_RULE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41\x43\x43\x45PTANCE_RULE_COUPLED\x10\x01\x12\x19\n\x15\x41\x43\x43\x45PTANCE_RULE_RATIO\x10\x02\x12\x19\n\x15\x41\x43\x43\x45PTANCE_RULE_BLOCK\x10\x03*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\x86\x01\n\tTokenKind\x12\x1a\n\x16TOKEN_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13TOKEN_KIND_ACCEPTED\x10\x01\x12\x18\n\x14TOKEN_KIND_RECOVERED\x10\x02\x12\x14\n\x10TOKEN_KIND_BONUS\x10\x03\x12\x14\n\x10TOKEN_KIND_PLAIN\x10\x04*\xb0\x02\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12\x1a\n\x16\x45RROR_CODE_UNSUPPORTED\x10\x02\x12\x18\n\x14\x45RROR_CODE_NOT_FOUND\x10\x03\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x04\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\x05\x12\x17\n\x13\x45RROR_CODE_DEADLINE\x10\x06\x12\x18\n\x14\x45RROR_CODE_CANCELLED\x10\x07\x12\x14\n\x10\x45RROR_CODE_STALE\x10\x08\x12\x17\n\x13\x45RROR_CODE_PROTOCOL\x10\t\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\nb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,14 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SPECULATIONSTATS_FALLBACKSENTRY']._loaded_options = None
   _globals['_SPECULATIONSTATS_FALLBACKSENTRY']._serialized_options = b'8\001'
-  _globals['_ACCEPTANCERULE']._serialized_start=1991
-  _globals['_ACCEPTANCERULE']._serialized_end=2096
-  _globals['_FINISHREASON']._serialized_start=2099
-  _globals['_FINISHREASON']._serialized_end=2248
-  _globals['_TOKENKIND']._serialized_start=2251
-  _globals['_TOKENKIND']._serialized_end=2385
-  _globals['_ERRORCODE']._serialized_start=2388
-  _globals['_ERRORCODE']._serialized_end=2692
+  _globals['_ACCEPTANCERULE']._serialized_start=2095
+  _globals['_ACCEPTANCERULE']._serialized_end=2227
+  _globals['_FINISHREASON']._serialized_start=2230
+  _globals['_FINISHREASON']._serialized_end=2379
+  _globals['_TOKENKIND']._serialized_start=2382
+  _globals['_TOKENKIND']._serialized_end=2516
+  _globals['_ERRORCODE']._serialized_start=2519
+  _globals['_ERRORCODE']._serialized_end=2823
   _globals['_TOKENIDS']._serialized_start=50
   _globals['_TOKENIDS']._serialized_end=73
   _globals['_LOGITBIAS']._serialized_start=75
@@ -61,18 +61,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TARGETDRAWS']._serialized_end=1112
   _globals['_RATIOTEST']._serialized_start=1114
   _globals['_RATIOTEST']._serialized_end=1220
-  _globals['_EVIDENCE']._serialized_start=1222
-  _globals['_EVIDENCE']._serialized_end=1349
-  _globals['_OPEN']._serialized_start=1352
-  _globals['_OPEN']._serialized_end=1519
-  _globals['_CLOSE']._serialized_start=1521
-  _globals['_CLOSE']._serialized_end=1528
-  _globals['_FAILURE']._serialized_start=1530
-  _globals['_FAILURE']._serialized_end=1599
-  _globals['_USAGE']._serialized_start=1601
-  _globals['_USAGE']._serialized_end=1658
-  _globals['_SPECULATIONSTATS']._serialized_start=1661
-  _globals['_SPECULATIONSTATS']._serialized_end=1989
-  _globals['_SPECULATIONSTATS_FALLBACKSENTRY']._serialized_start=1941
-  _globals['_SPECULATIONSTATS_FALLBACKSENTRY']._serialized_end=1989
+  _globals['_BLOCKTEST']._serialized_start=1222
+  _globals['_BLOCKTEST']._serialized_end=1271
+  _globals['_EVIDENCE']._serialized_start=1274
+  _globals['_EVIDENCE']._serialized_end=1452
+  _globals['_OPEN']._serialized_start=1455
+  _globals['_OPEN']._serialized_end=1622
+  _globals['_CLOSE']._serialized_start=1624
+  _globals['_CLOSE']._serialized_end=1631
+  _globals['_FAILURE']._serialized_start=1633
+  _globals['_FAILURE']._serialized_end=1702
+  _globals['_USAGE']._serialized_start=1704
+  _globals['_USAGE']._serialized_end=1761
+  _globals['_SPECULATIONSTATS']._serialized_start=1764
+  _globals['_SPECULATIONSTATS']._serialized_end=2092
+  _globals['_SPECULATIONSTATS_FALLBACKSENTRY']._serialized_start=2044
+  _globals['_SPECULATIONSTATS_FALLBACKSENTRY']._serialized_end=2092
 # @@protoc_insertion_point(module_scope)

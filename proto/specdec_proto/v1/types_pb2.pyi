@@ -35,6 +35,8 @@ class _AcceptanceRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Accept
     """The target draws with noise keyed by (seed, position, token); a draft token is accepted while it equals that draw."""
     ACCEPTANCE_RULE_RATIO: _AcceptanceRule.ValueType  # 2
     """Accept with probability min(1, p/q), else draw from the residual (p - q)+."""
+    ACCEPTANCE_RULE_BLOCK: _AcceptanceRule.ValueType  # 3
+    """Block verification: the draft is tested as a whole, which accepts no fewer tokens than ratio on average."""
 
 class AcceptanceRule(_AcceptanceRule, metaclass=_AcceptanceRuleEnumTypeWrapper):
     """How draft tokens are tested. Every rule leaves the target's law unchanged."""
@@ -45,6 +47,8 @@ ACCEPTANCE_RULE_COUPLED: AcceptanceRule.ValueType  # 1
 """The target draws with noise keyed by (seed, position, token); a draft token is accepted while it equals that draw."""
 ACCEPTANCE_RULE_RATIO: AcceptanceRule.ValueType  # 2
 """Accept with probability min(1, p/q), else draw from the residual (p - q)+."""
+ACCEPTANCE_RULE_BLOCK: AcceptanceRule.ValueType  # 3
+"""Block verification: the draft is tested as a whole, which accepts no fewer tokens than ratio on average."""
 Global___AcceptanceRule: _TypeAlias = AcceptanceRule  # noqa: Y015
 
 class _FinishReason:
@@ -551,6 +555,36 @@ class RatioTest(_message.Message):
 Global___RatioTest: _TypeAlias = RatioTest  # noqa: Y015
 
 @_typing.final
+class BlockTest(_message.Message):
+    """Evidence of the block rule."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPT_PROBS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def accept_probs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The chance in [0, 1] to accept the first 1, 2, ... draft tokens, the longest tried first: num_draft_tokens entries."""
+
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The token id to emit behind 0, 1, ... accepted draft tokens: num_draft_tokens + 1 entries."""
+
+    def __init__(
+        self,
+        *,
+        accept_probs: _abc.Iterable[_builtins.float] | None = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_probs", b"accept_probs", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockTest: _TypeAlias = BlockTest  # noqa: Y015
+
+@_typing.final
 class Evidence(_message.Message):
     """What the target says of one draft. The message that carries it says of which length and epoch."""
 
@@ -558,6 +592,7 @@ class Evidence(_message.Message):
 
     TARGET_DRAWS_FIELD_NUMBER: _builtins.int
     RATIO_TEST_FIELD_NUMBER: _builtins.int
+    BLOCK_TEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def target_draws(self) -> Global___TargetDraws:
         """For the coupled rule and greedy decoding."""
@@ -566,17 +601,22 @@ class Evidence(_message.Message):
     def ratio_test(self) -> Global___RatioTest:
         """For the ratio rule."""
 
+    @_builtins.property
+    def block_test(self) -> Global___BlockTest:
+        """For the block rule."""
+
     def __init__(
         self,
         *,
         target_draws: Global___TargetDraws | None = ...,
         ratio_test: Global___RatioTest | None = ...,
+        block_test: Global___BlockTest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "ratio_test", b"ratio_test", "target_draws", b"target_draws"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block_test", b"block_test", "outcome", b"outcome", "ratio_test", b"ratio_test", "target_draws", b"target_draws"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "ratio_test", b"ratio_test", "target_draws", b"target_draws"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_test", b"block_test", "outcome", b"outcome", "ratio_test", b"ratio_test", "target_draws", b"target_draws"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["target_draws", "ratio_test"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["target_draws", "ratio_test", "block_test"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -743,7 +783,7 @@ class SpeculationStats(_message.Message):
 
     @_builtins.property
     def fallbacks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Rounds that wanted a draft and went without, by reason: drafter_unavailable, deadline, no_draft, invalid_draft."""
+        """Rounds that wanted a draft and went without, by reason: drafter_unavailable, drafter_lost, deadline, no_draft, invalid_draft."""
 
     def __init__(
         self,
