@@ -12,11 +12,13 @@ from deployments.config import NoDrafterConfig
 from deployments.transport.api_records import (
     ChatPrompt,
     Finished,
+    ModelInfo,
     Produced,
     Started,
     TextPrompt,
     TokenPrompt,
 )
+from specdec_core import __version__
 from specdec_core.errors import InvalidArgumentError
 from specdec_core.params import MAX_SEED, SpeculationParams
 from specdec_core.session.events import Emit, Finish
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deployments.config import Config
+    from deployments.locator import TargetFacts
     from deployments.transport.api_records import GenerationCall, GenerationEvent, Prompt
     from specdec_core.models.tokenizer import Tokenizer
     from specdec_core.params import GenerationParams
@@ -63,6 +66,23 @@ def default_speculation(config: Config) -> SpeculationParams:
     drafter, rule = config.drafter, config.coordinator.acceptance_rule
     gamma = 0 if isinstance(drafter, NoDrafterConfig) else drafter.num_draft_tokens
     return SpeculationParams(gamma, rule)
+
+
+def model_info(config: Config, facts: TargetFacts, tokenizer: Tokenizer) -> ModelInfo:
+    """The model served and how it is speculated on, for clients."""
+    drafter = config.drafter
+    return ModelInfo(
+        name=facts.name,
+        vocab_size=facts.vocab_size,
+        max_context=facts.max_context,
+        eos_token_ids=facts.eos_token_ids,
+        drafter=drafter.kind,
+        drafter_model=drafter.model if drafter.kind == "lm" else "",
+        max_draft_tokens=config.max_draft_tokens,
+        default_speculation=default_speculation(config),
+        has_chat_template=tokenizer.has_chat_template,
+        version=__version__,
+    )
 
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:

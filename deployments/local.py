@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import secrets
 import uuid
+from collections import deque
 from typing import TYPE_CHECKING
 
 from deployments.assembly import load_drafter, load_target, target_folder
 from deployments.config import NoDrafterConfig
-from deployments.generation import SessionFactory, started, told
+from deployments.generation import SessionFactory, model_info, started, told
 from specdec_core.draft_length.fixed import Fixed
 from specdec_core.engine import Engine
 from specdec_core.models.tokenizer import load_tokenizer
 from specdec_core.session.request import ServedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from deployments.config import Config
-    from deployments.transport.api_records import GenerationCall, GenerationEvent
+    from deployments.transport.api_records import GenerationCall, GenerationEvent, ModelInfo
 
 
 class LocalServer:
@@ -33,6 +34,8 @@ class LocalServer:
             if isinstance(config.drafter, NoDrafterConfig)
             else load_drafter(config, config.drafter, progress)
         )
+        self._info = model_info(config, target.facts, tokenizer)
+        self._max_sessions = config.target.max_sessions
         self._engine = Engine(target.role, drafter)
         model = ServedModel(
             vocab_size=target.facts.vocab_size,
@@ -43,6 +46,10 @@ class LocalServer:
             decode=tokenizer.decode,
         )
         self._factory = SessionFactory(tokenizer, model, lambda: uuid.uuid4().hex, secrets.randbits)
+
+    def describe(self) -> ModelInfo:
+        """The model served and how it is speculated on."""
+        return self._info
 
     def generate(self, call: GenerationCall) -> Iterator[GenerationEvent]:
         """Run one generation; closing the iterator cancels it.
@@ -57,3 +64,28 @@ class LocalServer:
                 yield told(delivered.state, delivered.effect)
         finally:
             self._engine.cancel(spec.session_id)
+
+    def generate_many(
+        self, calls: Sequence[GenerationCall], *, at_once: int
+    ) -> list[list[GenerationEvent]]:
+        """Run generations in the same steps, at most ``at_once`` under way; the events of each call, in order of the calls.
+
+        Raises:
+            SpecdecError: the first that a call is refused for, or a generation ends with.
+        """
+        specs = [self._factory.make(call) for call in calls]
+        told_of: dict[str, list[GenerationEvent]] = {
+            spec.session_id: [started(spec)] for spec in specs
+        }
+        waiting = deque(specs)
+        try:
+            while waiting or self._engine.num_sessions:
+                while waiting and self._engine.num_sessions < min(at_once, self._max_sessions):
+                    self._engine.start(waiting.popleft())
+                for delivered in self._engine.step():
+                    event = told(delivered.state, delivered.effect)
+                    told_of[delivered.state.spec.session_id].append(event)
+        finally:
+            for session_id in told_of:
+                self._engine.cancel(session_id)
+        return list(told_of.values())

@@ -90,6 +90,7 @@ def _unavailable(error: Exception) -> OverloadedError | PeerUnavailableError:
 @contextmanager
 def local_cluster(server: ServerConfig, num_cpus: int) -> Iterator[None]:
     """Ray and Serve on this machine, as processes that end with the block."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         ray.init(
             address="local",
@@ -101,8 +102,7 @@ def local_cluster(server: ServerConfig, num_cpus: int) -> Iterator[None]:
         _start_serve(server)
         yield
     finally:
-        serve.shutdown()
-        ray.shutdown()
+        ray.shutdown()  # Serve goes with its cluster; shutting it down first would wait for every replica in turn
 
 
 @contextmanager

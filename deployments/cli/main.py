@@ -11,6 +11,7 @@ from deployments.cli.generate import generate
 from deployments.cli.interrupts import unwind_on_signals
 from deployments.cli.serve import serve
 from deployments.cli.terminal import console
+from deployments.cli.verify_exactness import verify_exactness
 from specdec_core.errors import ErrorCode, SpecdecError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(demo)
+app.command()(verify_exactness)
 
 _USAGE_CODES = frozenset({ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED, ErrorCode.NOT_FOUND})
 

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deployments.coordinator.session_driver import SessionDriver
-from deployments.generation import SessionFactory, default_speculation, started, told
-from deployments.transport.api_records import ModelInfo
-from specdec_core import __version__
+from deployments.generation import (
+    SessionFactory,
+    default_speculation,
+    model_info,
+    started,
+    told,
+)
 from specdec_core.draft_length.fixed import Fixed
 from specdec_core.scheduling.admission import check_admission
 from specdec_core.session.request import ServedModel
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     from deployments.config import Config
     from deployments.coordinator.session_driver import Peers
     from deployments.locator import TargetFacts, TargetLocator
-    from deployments.transport.api_records import GenerationCall, GenerationEvent
+    from deployments.transport.api_records import GenerationCall, GenerationEvent, ModelInfo
     from specdec_core.models.tokenizer import Tokenizer
     from specdec_core.params import SpeculationParams
 
@@ -88,20 +92,7 @@ class Generations:
 
     async def describe(self) -> ModelInfo:
         """The model served and how it is speculated on."""
-        facts = await self._describe_target()
-        drafter = self._config.drafter
-        return ModelInfo(
-            name=facts.name,
-            vocab_size=facts.vocab_size,
-            max_context=facts.max_context,
-            eos_token_ids=facts.eos_token_ids,
-            drafter=drafter.kind,
-            drafter_model=drafter.model if drafter.kind == "lm" else "",
-            max_draft_tokens=self._config.max_draft_tokens,
-            default_speculation=self.default_speculation,
-            has_chat_template=self._tokenizer.has_chat_template,
-            version=__version__,
-        )
+        return model_info(self._config, await self._describe_target(), self._tokenizer)
 
     async def _factory(self) -> SessionFactory:
         facts = await self._describe_target()

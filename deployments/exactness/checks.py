@@ -32,9 +32,7 @@ class Check:
     detail: str
 
 
-def check_identity(
-    name: str, rule: str, plain: Sequence[Run], speculative: Sequence[Run]
-) -> Check:
+def check_identity(name: str, rule: str, plain: Sequence[Run], speculative: Sequence[Run]) -> Check:
     """Speculative runs give the tokens of the plain ones, run by run."""
     differences = [
         f"prompt {number} {difference}"

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 LEAST_EXPECTATION = 5.0  # of a bin in either sample
 POWER = 0.9  # at which a detectable distance is stated
 _BISECTIONS = 60
-_POISSON_SPREADS = 12.0  # standard deviations of the mixture that are summed; the rest is below 1e-20
+_POISSON_SPREADS = (
+    12.0  # standard deviations of the mixture that are summed; the rest is below 1e-20
+)
 
 
 @dataclass(frozen=True, slots=True)

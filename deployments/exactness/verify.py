@@ -80,9 +80,9 @@ class _Verification:
             raise InvalidArgumentError(
                 "max_draft_tokens", "is 0: without a drafter there is nothing to verify"
             )
-        self._speculation = {
-            rule.value: SpeculationParams(gamma, rule) for rule in plan.rules
-        } | {PLAIN: SpeculationParams(0)}
+        self._speculation = {rule.value: SpeculationParams(gamma, rule) for rule in plan.rules} | {
+            PLAIN: SpeculationParams(0)
+        }
         self._runs: dict[str, list[Run]] = {PLAIN: []}
 
     def checks(self) -> list[Check]:
@@ -90,7 +90,9 @@ class _Verification:
         greedy = SamplingParams(temperature=0.0, max_tokens=self._plan.num_identity_tokens)
         sampled = replace(greedy, temperature=self._plan.temperature, top_p=self._plan.top_p)
         rules = [rule.value for rule in self._plan.rules]
-        coupled = [AcceptanceRule.COUPLED.value] if AcceptanceRule.COUPLED in self._plan.rules else []
+        coupled = (
+            [AcceptanceRule.COUPLED.value] if AcceptanceRule.COUPLED in self._plan.rules else []
+        )
         checks = [
             *self._check_identity("greedy identity", greedy, rules),
             *self._check_identity("seeded identity", sampled, coupled),
@@ -123,9 +125,7 @@ class _Verification:
             rule: self._generate(name, rule, sampling, self._law_prompts(name, rule))
             for rule in (PLAIN, *rules)
         }
-        return [
-            check_law(name, rule, samples[PLAIN], samples[rule], level=level) for rule in rules
-        ]
+        return [check_law(name, rule, samples[PLAIN], samples[rule], level=level) for rule in rules]
 
     def _law_prompts(self, name: str, rule: str) -> list[tuple[str, int]]:
         numbers = range(self._plan.num_samples)
@@ -139,9 +139,7 @@ class _Verification:
         pilot = self._generate("candidates", PLAIN, replace(sampling, ignore_eos=True), prompts)
         counts = Counter(token for run in pilot for token in run.tokens)
         likeliest = sorted(counts, key=lambda token: (-counts[token], token))
-        return replace(
-            sampling, allowed_token_ids=tuple(likeliest[: self._plan.num_candidates])
-        )
+        return replace(sampling, allowed_token_ids=tuple(likeliest[: self._plan.num_candidates]))
 
     def _generate(
         self, name: str, rule: str, sampling: SamplingParams, prompts: Sequence[tuple[str, int]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tests.support.generation import Wish
 
 HOST = "127.0.0.1"
+_GENERATION_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -95,6 +96,10 @@ class WireCluster:
         """One generation to its end; its drafter is open before its target is asked for, as in the engine."""
         if spec.max_draft_tokens and self.drafters.address:
             self.targets.gates[spec.session_id] = self.drafters.leased[spec.session_id]
+        async with asyncio.timeout(_GENERATION_TIMEOUT_S):
+            return await self._run(spec)
+
+    async def _run(self, spec: SessionSpec) -> Outcome:
         tokens: list[int] = []
         text = ""
         async with aclosing(SessionDriver(spec, self.peers).run()) as events:
@@ -158,19 +163,21 @@ async def wire_cluster(
     draft_deadline_s: float = 30.0,
 ) -> AsyncIterator[WireCluster]:
     """Serve these roles, connected, until the block ends. Servers that a test puts in their place are the test's to close."""
-    target_server, drafter_server = await serve_target(target), await serve_drafter(drafter)
-    peers = Peers(
-        targets=(targets := CountingLocator(target_server.address)),
-        target_streams=PeerStreams(TARGET),
-        drafters=(drafters := CountingLocator(drafter_server.address)),
-        drafter_streams=PeerStreams(DRAFTER),
-        answer_timeout_s=answer_timeout_s,
-        draft_deadline_s=draft_deadline_s,
-    )
-    await peers.target_streams.to(target_server.address)
-    await peers.drafter_streams.to(drafter_server.address)
-    yield WireCluster(target_server, drafter_server, targets, drafters, peers)
-    await peers.target_streams.close()
-    await peers.drafter_streams.close()
-    await target_server.close()
-    await drafter_server.close()
+    async with AsyncExitStack() as cleanup:
+        target_server = await serve_target(target)
+        cleanup.push_async_callback(target_server.close)
+        drafter_server = await serve_drafter(drafter)
+        cleanup.push_async_callback(drafter_server.close)
+        peers = Peers(
+            targets=(targets := CountingLocator(target_server.address)),
+            target_streams=PeerStreams(TARGET),
+            drafters=(drafters := CountingLocator(drafter_server.address)),
+            drafter_streams=PeerStreams(DRAFTER),
+            answer_timeout_s=answer_timeout_s,
+            draft_deadline_s=draft_deadline_s,
+        )
+        cleanup.push_async_callback(peers.target_streams.close)
+        cleanup.push_async_callback(peers.drafter_streams.close)
+        await peers.target_streams.to(target_server.address)
+        await peers.drafter_streams.to(drafter_server.address)
+        yield WireCluster(target_server, drafter_server, targets, drafters, peers)
