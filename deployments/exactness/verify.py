@@ -119,7 +119,7 @@ class _Verification:
 
     def _check_law(self, sampling: SamplingParams, rules: Sequence[str]) -> list[Check]:
         """One plain sample against an independent one of each rule: no two runs share a seed."""
-        name, level = "law of the first tokens", self._plan.level
+        name, level = "first-token law", self._plan.level
         sampling = self._restricted(sampling)
         samples = {
             rule: self._generate(name, rule, sampling, self._law_prompts(name, rule))

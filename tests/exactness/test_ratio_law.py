@@ -7,9 +7,7 @@ whole sequences are compared.
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,70 +16,37 @@ from scipy import stats
 
 from specdec_core import philox
 from specdec_core.philox import Stream
-from specdec_core.sampling.draw import draw_sparse, sparse_law
+from specdec_core.sampling.draw import draw_sparse
 from specdec_core.sampling.evidence import VerifyRequest, evidence
 from specdec_core.sampling.ratio import draft_law, residual_law
 from specdec_core.types import (
     AcceptanceRule,
     DraftBlock,
     NoiseKey,
-    OneHot,
     Proposal,
     RatioTest,
     Sparse,
+)
+from tests.support.enumeration import (
+    dense,
+    deterministic,
+    disjoint_from_what_is_sent,
+    distance_from_target,
+    drafter_law,
+    target_law,
+    top_two,
+    top_two_only_when_drawing,
+    top_two_only_when_sending,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Law = list[float]
-    Prefix = tuple[int, ...]
-    SequenceLaw = dict[Prefix, float]
-    Drafting = Callable[[Law], tuple[Law, Proposal]]  # q to the law drawn from and what is sent
+    from tests.support.enumeration import Drafting, Law, SequenceLaw
+
     Judge = Callable[[Law, int, Proposal], tuple[float, Law]]  # p(accept), law on rejection
 
 SIZES = [(3, 1), (3, 2), (3, 3), (4, 2)]  # vocabulary, draft length
-
-
-def random_law(vocab: int, name: str, *, zeros: int = 0) -> Law:
-    """A law that is a function of ``name``, with some tokens excluded."""
-    source = random.Random(name)
-    weights = [source.expovariate(1.0) for _ in range(vocab)]
-    for token in source.sample(range(vocab), zeros):
-        weights[token] = 0.0
-    return [weight / math.fsum(weights) for weight in weights]
-
-
-def target_law(vocab: int, seed: int, prefix: Prefix) -> Law:
-    return random_law(vocab, f"target {seed} {prefix}", zeros=seed % 2)
-
-
-def dense(q: Law) -> tuple[Law, Proposal]:
-    return q, Sparse((tuple(range(len(q))),), (tuple(q),))
-
-
-def top_two(q: Law) -> tuple[Law, Proposal]:
-    ids, probs = sparse_law(torch.tensor([q]).log(), 2)
-    support, sent = tuple(ids[0].tolist()), tuple(probs[0].tolist())
-    drawn_from = [0.0] * len(q)
-    for token, prob in zip(support, sent, strict=True):
-        drawn_from[token] = prob / math.fsum(sent)
-    return drawn_from, Sparse((support,), (sent,))
-
-
-def deterministic(q: Law) -> tuple[Law, Proposal]:
-    return [float(token == q.index(max(q))) for token in range(len(q))], OneHot()
-
-
-def disjoint_from_what_is_sent(q: Law) -> tuple[Law, Proposal]:
-    rest = math.fsum(q[1:])
-    return [0.0, *(prob / rest for prob in q[1:])], Sparse(((0,),), ((1.0,),))
-
-
-def top_two_only_when_sending(q: Law) -> tuple[Law, Proposal]:
-    """A drafter at fault, yet harmless: within what is sent q keeps its ratios, and the rest is judged as one-hot."""
-    support = tuple(sorted(range(len(q)), key=lambda token: -q[token])[:2])
-    return q, Sparse((support,), (tuple(q[token] for token in support),))
 
 
 def exact(p: Law, token: int, sent: Proposal) -> tuple[float, Law]:
@@ -115,55 +80,28 @@ def rejecting_unsent_tokens(p: Law, token: int, sent: Proposal) -> tuple[float, 
     return acceptance * (token in sent.support[0]), residual
 
 
-def target_sequences(vocab: int, seed: int, prefix: Prefix, length: int) -> SequenceLaw:
-    law = {prefix: 1.0}
-    for _ in range(length):
-        law = {
-            (*head, token): weight * prob
-            for head, weight in law.items()
-            for token, prob in enumerate(target_law(vocab, seed, head))
-        }
-    return law
-
-
-def emitted_sequences(
+def error_of_a_round(
     drafting: Drafting, judge: Judge, *, vocab: int, num_draft_tokens: int, seed: int
-) -> SequenceLaw:
-    """The law of ``num_draft_tokens + 1`` tokens: one round, then the target alone."""
-    length = num_draft_tokens + 1
-    emitted = dict.fromkeys(itertools.product(range(vocab), repeat=length), 0.0)
-
-    def emit(prefix: Prefix, weight: float) -> None:
-        tails = target_sequences(vocab, seed, prefix, length - len(prefix))
-        for sequence, rest in tails.items():
-            emitted[sequence] += weight * rest
-
+) -> float:
+    """Total variation between what a round emits and the target's law, both ``num_draft_tokens + 1`` tokens long."""
+    emitted: SequenceLaw = {}
     alive: SequenceLaw = {(): 1.0}
     for _ in range(num_draft_tokens):
         accepted: SequenceLaw = {}
         for prefix, weight in alive.items():
             p = target_law(vocab, seed, prefix)
-            drawn_from, sent = drafting(random_law(vocab, f"drafter {seed} {prefix}"))
+            drawn_from, sent = drafting(drafter_law(vocab, seed, prefix))
             for token, chance in enumerate(drawn_from):
                 acceptance, on_rejection = judge(p, token, sent)
                 accepted[(*prefix, token)] = weight * chance * acceptance
                 for other, prob in enumerate(on_rejection):
-                    emit((*prefix, other), weight * chance * (1.0 - acceptance) * prob)
+                    rejected = weight * chance * (1.0 - acceptance) * prob
+                    end = (*prefix, other)
+                    emitted[end] = emitted.get(end, 0.0) + rejected
         alive = accepted
     for prefix, weight in alive.items():
-        emit(prefix, weight)
-    return emitted
-
-
-def error_of_a_round(
-    drafting: Drafting, judge: Judge, *, vocab: int, num_draft_tokens: int, seed: int
-) -> float:
-    """Total variation between what a round emits and the target's law."""
-    emitted = emitted_sequences(
-        drafting, judge, vocab=vocab, num_draft_tokens=num_draft_tokens, seed=seed
-    )
-    expected = target_sequences(vocab, seed, (), num_draft_tokens + 1)
-    return 0.5 * math.fsum(abs(emitted[each] - expected[each]) for each in expected)
+        emitted[prefix] = emitted.get(prefix, 0.0) + weight
+    return distance_from_target(emitted, vocab=vocab, seed=seed, length=num_draft_tokens + 1)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +126,7 @@ def test_a_round_emits_exactly_the_targets_law(
         (dense, without_residual),
         (top_two, without_residual),
         (top_two_only_when_sending, rejecting_unsent_tokens),
+        (top_two_only_when_drawing, exact),
     ],
 )
 @pytest.mark.parametrize(("vocab", "num_draft_tokens"), SIZES)

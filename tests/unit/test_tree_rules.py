@@ -105,10 +105,10 @@ def test_one_candidate_is_the_ratio_rule() -> None:
 
 
 def test_a_second_candidate_is_tested_on_what_the_first_left() -> None:
-    """p' = (0, 1/6, 5/6) and q' = (0, 2/3, 1/3): token 1 is accepted with (1/6) / (2/3); then only token 2 is left."""
+    """p' = (0, 1/5, 4/5) and q' = (0, 2/3, 1/3): token 1 is accepted with (1/5) / (2/3); then only token 2 is left."""
     test = sibling_test({0: 0.2, 1: 0.3, 2: 0.5}, {0: 0.7, 1: 0.2, 2: 0.1}, [0, 1])
 
-    assert test.accept_probs == pytest.approx((2 / 7, 1 / 4))
+    assert test.accept_probs == pytest.approx((2 / 7, 3 / 10))
     assert test.residual == pytest.approx({2: 1.0})
 
 

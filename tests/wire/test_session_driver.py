@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 12
 PROMPT = (3, 1, 4, 1, 5)
-GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=40, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=24, ignore_eos=True)
 SHAPED = SamplingParams(
     temperature=0.8,
     top_k=9,
@@ -36,10 +36,10 @@ SHAPED = SamplingParams(
     logit_bias=((2, 1.5), (7, -3.0)),
     bad_words=((4, 5), (6,)),
     min_tokens=12,
-    max_tokens=40,
+    max_tokens=24,
     stop=("hah", "jj"),
 )
-CHOSEN = SamplingParams(temperature=1.0, allowed_token_ids=(0, 2, 4, 8, 11), max_tokens=40)
+CHOSEN = SamplingParams(temperature=1.0, allowed_token_ids=(0, 2, 4, 8, 11), max_tokens=24)
 
 
 def target_model() -> TableModel:
@@ -68,9 +68,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 async def test_tokens_text_and_counts_are_the_engines(name: str, rule: AcceptanceRule) -> None:
     wishes = [
         Wish(f"{number}", PROMPT, GenerationParams(params, SpeculationParams(gamma, rule), 7))
-        for number, (params, gamma) in enumerate(
-            product((GREEDY, SAMPLED, SHAPED, CHOSEN), (0, 1, 5))
-        )
+        for number, (params, gamma) in enumerate(product((GREEDY, SAMPLED, SHAPED, CHOSEN), (1, 5)))
     ]
     model = target_model()
     expected = generate(model, DRAFTERS[name](), wishes)
@@ -107,7 +105,7 @@ async def test_sixteen_sessions_at_once_are_what_each_is_alone() -> None:
         alone = {spec.session_id: await cluster.run(spec) for spec in specs}
         await eventually(cluster.is_idle)
 
-    assert len(together) == 16
+    assert len(together) == len(specs) >= 16
     for session_id, outcome in together.items():
         assert (outcome.tokens, outcome.text) == (alone[session_id].tokens, alone[session_id].text)
         assert outcome.state.stats == alone[session_id].state.stats
