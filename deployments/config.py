@@ -178,6 +178,9 @@ class CoordinatorConfig(_Section):
         default=256,
         description="Generations of one replica at a time; more are refused with RESOURCE_EXHAUSTED.",
     )
+    shadow_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="Finished requests that the target re-scores as a check."
+    )
     replicas: ReplicaConfig = ReplicaConfig(num_cpus=0.5)
 
 

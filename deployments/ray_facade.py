@@ -16,6 +16,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from ray.serve.schema import ApplicationStatus, LoggingConfig
+from ray.util import metrics
 
 from deployments.locator import Lease, TargetFacts
 from specdec_core.errors import OverloadedError, PeerUnavailableError
@@ -41,6 +42,11 @@ _DESCRIBE_TIMEOUT_S = 10.0
 def node_address() -> str:
     """The address of this node that other nodes of the cluster reach."""
     return str(ray.util.get_node_ip_address())
+
+
+def counter(name: str, description: str) -> metrics.Counter:
+    """A count that Ray exports to Prometheus, for each replica that makes it."""
+    return metrics.Counter(name, description)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,10 @@ class InvalidArgumentError(SpecdecError):
         self.field = field
         self.problem = problem
 
+    def __reduce__(self) -> tuple[type[InvalidArgumentError], tuple[str, str]]:
+        """Exceptions cross processes pickled, and are rebuilt from the arguments of their constructor."""
+        return type(self), (self.field, self.problem)
+
 
 class VocabularyMismatchError(InvalidArgumentError):
     """Drafter and target disagree about what a token id means."""

@@ -33,6 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", line)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the Ray cluster come last, so that it lives through no other test."""
+    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+
+
 def _refuse(*_args: object, **_options: object) -> NoReturn:
     raise RuntimeError("only the tests in tests/ray may start Ray")
 

@@ -1,14 +1,11 @@
-"""The entry point: commands, and how errors leave the process."""
+"""The commands, and how errors leave the process."""
 
 from __future__ import annotations
-
-import sys
 
 import typer
 
 from deployments.cli.demo import demo
 from deployments.cli.generate import generate
-from deployments.cli.interrupts import unwind_on_signals
 from deployments.cli.serve import serve
 from deployments.cli.terminal import console
 from deployments.cli.verify_exactness import verify_exactness
@@ -28,14 +25,8 @@ app.command()(verify_exactness)
 _USAGE_CODES = frozenset({ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED, ErrorCode.NOT_FOUND})
 
 
-def run() -> None:
-    """Run the command line; a mistake of the user's is one line on stderr and exit code 2."""
-    sys.exit(main(sys.argv[1:]))
-
-
 def main(arguments: list[str]) -> int:
     """The exit code of a command line: 0, 1 for a failure, 2 for a mistake, 130 when interrupted."""
-    unwind_on_signals()
     try:
         code = app(arguments or ["--help"], prog_name=app.info.name, standalone_mode=False)
     except typer.TyperException as error:

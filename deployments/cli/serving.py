@@ -36,12 +36,7 @@ def serving(
         InvalidArgumentError: if a port is taken.
         PeerUnavailableError: if a deployment does not come up.
     """
-    server = config.server.model_copy(
-        update={
-            "grpc_port": _usable_port("server.grpc_port", config.server.grpc_port),
-            "http_port": _usable_port("server.http_port", config.server.http_port),
-        }
-    )
+    server = with_ports(config.server)
     target_folder(config, progress)
     progress("starting Ray Serve")
     with _cluster(server, ray_address, config):
@@ -72,6 +67,20 @@ def _check(server: ServerConfig) -> None:
         client.describe()
     finally:
         client.close()
+
+
+def with_ports(server: ServerConfig) -> ServerConfig:
+    """The same with a free port in place of each 0.
+
+    Raises:
+        InvalidArgumentError: if a port that was named is taken.
+    """
+    return server.model_copy(
+        update={
+            "grpc_port": _usable_port("server.grpc_port", server.grpc_port),
+            "http_port": _usable_port("server.http_port", server.http_port),
+        }
+    )
 
 
 def _usable_port(field: str, port: int) -> int:

@@ -17,6 +17,7 @@ from deployments.generation import (
 )
 from specdec_core.draft_length.fixed import Fixed
 from specdec_core.scheduling.admission import check_admission
+from specdec_core.session.events import Finish
 from specdec_core.session.request import ServedModel
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from deployments.config import Config
     from deployments.coordinator.session_driver import Peers
+    from deployments.coordinator.shadow import ShadowCheck
     from deployments.locator import TargetFacts, TargetLocator
     from deployments.transport.api_records import GenerationCall, GenerationEvent, ModelInfo
     from specdec_core.models.tokenizer import Tokenizer
@@ -49,12 +51,14 @@ class Generations:
         targets: TargetLocator,
         peers: Peers,
         identifiers: Identifiers,
+        shadow: ShadowCheck,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._targets = targets
         self._peers = peers
         self._identifiers = identifiers
+        self._shadow = shadow
         self._facts: TargetFacts | None = None
         self._num_sessions = 0
 
@@ -86,6 +90,8 @@ class Generations:
             yield started(spec)
             async with aclosing(SessionDriver(spec, self._peers).run()) as events:
                 async for state, effect in events:
+                    if isinstance(effect, Finish):
+                        self._shadow.consider(state, num_sessions=self._num_sessions)
                     yield told(state, effect)
         finally:
             self._num_sessions -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 import uuid
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict
@@ -15,9 +16,10 @@ from deployments.config import NoDrafterConfig, parse_config
 from deployments.coordinator.generations import Generations, Identifiers
 from deployments.coordinator.peer_streams import PeerStreams
 from deployments.coordinator.session_driver import Peers
+from deployments.coordinator.shadow import ShadowCheck, ShadowCounters, ShadowSettings
 from deployments.generation import prompt_tokens
 from deployments.locator import NoLocator
-from deployments.ray_facade import ServeLocator
+from deployments.ray_facade import ServeLocator, counter
 from deployments.transport.codec_request import (
     decode_detokenize_request,
     decode_generate_request,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from grpc import StatusCode
 
+    from deployments.config import Config
     from deployments.ray_facade import Handle
 
 logger = logging.getLogger(__name__)
@@ -73,7 +76,12 @@ class Coordinator:
         )
         identifiers = Identifiers(lambda: uuid.uuid4().hex, secrets.randbits)
         self._generations = Generations(
-            parsed, tokenizer, targets=targets, peers=peers, identifiers=identifiers
+            parsed,
+            tokenizer,
+            targets=targets,
+            peers=peers,
+            identifiers=identifiers,
+            shadow=_shadow_check(parsed, peers, identifiers),
         )
 
     __init__ = _start  # Serve awaits it
@@ -117,6 +125,22 @@ class Coordinator:
     async def __call__(self, _request: object) -> dict[str, Any]:
         """The model served, for HTTP; the OpenAI API is not part of this version."""
         return asdict(await self._generations.describe())
+
+
+def _shadow_check(config: Config, peers: Peers, identifiers: Identifiers) -> ShadowCheck:
+    settings = ShadowSettings(
+        fraction=config.coordinator.shadow_fraction,
+        max_sessions=config.target.max_sessions,
+        new_session_id=identifiers.new_session_id,
+        random_bits=identifiers.random_bits,
+        clock=time.monotonic,
+    )
+    counters = ShadowCounters(
+        checked=counter("specdec_shadow_checked_total", "Generations the target re-scored."),
+        mismatch=counter("specdec_shadow_mismatch_total", "Of those, not what the target says."),
+        skipped=counter("specdec_shadow_skipped_total", "Generations it could not re-score."),
+    )
+    return ShadowCheck(peers, settings, counters)
 
 
 @contextmanager

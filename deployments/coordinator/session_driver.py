@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
 from deployments.coordinator.peer_link import PeerLink
-from specdec_core.errors import PeerUnavailableError, SpecdecError
+from specdec_core.errors import InvariantError, PeerUnavailableError, SpecdecError
 from specdec_core.session.events import (
     DrafterLost,
     DrafterOpened,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     DrafterStreams = PeerStreams[
         DrafterMessage, drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse
     ]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,10 @@ class SessionDriver:
     ) -> None:
         match effect:
             case OpenTarget(message=message):
-                self._spawn(self._open_target(message))
+                broken = InvariantError("finding a target failed")
+                self._spawn(self._open_target(message), TargetLost(message.epoch, broken))
             case OpenDrafter(message=message):
-                self._spawn(self._open_drafter(message))
+                self._spawn(self._open_drafter(message), DrafterLost(message.epoch))
             case RequestDraft(message=message):
                 self._request_draft(message)
             case RequestVerify(message=message):
@@ -155,10 +159,18 @@ class SessionDriver:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None], otherwise: Input) -> None:
+        """Run work that gives an input; a bug in it gives ``otherwise``, so that the session never waits for nothing."""
+
+        def settle(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()):
+                logger.error("session %s: a bug", self._spec.session_id, exc_info=error)
+                self._inputs.put_nowait(otherwise)
+
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(settle)
 
     def _let_go(self) -> None:
         """Close the session at both peers, whatever ended the run. Idempotent."""

@@ -36,7 +36,7 @@ class Plan:
     top_p: float = 0.95
     num_samples: int = 1000  # of each law, plain and speculative
     num_law_tokens: int = 5  # first tokens whose joint law is tested
-    num_candidates: int = 16  # tokens that the law is restricted to; 0 for the whole vocabulary
+    num_candidates: int = 32  # tokens that the law is restricted to; 0 for the whole vocabulary
     num_identity_tokens: int = 48
     max_draft_tokens: int | None = None  # the server's default without it
     alpha: float = 1e-4  # probability that a sound system fails any of the statistical checks

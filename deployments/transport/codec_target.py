@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 def encode_request(message: TargetMessage) -> target_pb2.ExtendRequest:
     """A frame of one message; frames are joined with ``MergeFrom``.
 
+    A draft's epoch counts the openings at the drafter and means nothing to a target, so it is not sent.
+
     Raises:
         ProtocolError: if the draft does not follow the tokens it is sent with.
     """
@@ -122,6 +124,6 @@ def _reply(result: target_pb2.TargetResult, stamp: Stamp) -> Verified | Failed:
 
 
 def _check_draft_follows(message: Extend) -> None:
-    draft = message.draft
-    if (draft.base_len, draft.epoch) != (message.base_len + len(message.tokens), message.epoch):
-        raise ProtocolError(f"draft: follows {draft.base_len} tokens of epoch {draft.epoch}")
+    end = message.base_len + len(message.tokens)
+    if message.draft.base_len != end:
+        raise ProtocolError(f"draft: follows {message.draft.base_len} tokens, not {end}")

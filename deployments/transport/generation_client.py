@@ -15,7 +15,7 @@ from specdec_core.errors import PeerUnavailableError
 from specdec_proto.v1 import generation_pb2, generation_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from deployments.transport.api_records import GenerationCall, GenerationEvent, ModelInfo
 
@@ -49,7 +49,7 @@ class GenerationClient:
             )
         return decode_model_info(response)
 
-    def generate(self, call: GenerationCall) -> Iterator[GenerationEvent]:
+    def generate(self, call: GenerationCall) -> Generator[GenerationEvent, None, None]:
         """Stream one generation; closing the iterator cancels it.
 
         Raises:

@@ -22,7 +22,7 @@ class DraftContext:
     num_draft_tokens: int  # 0 only brings the drafter's own state up to date
     params: SamplingParams
     rule: AcceptanceRule
-    noise: NoiseKey
+    noise: NoiseKey  # where the rule tests the draft's law, draws are made with ``round_key(noise, len(tokens))``
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class CountingLocator:
     """Leads to ``address``, or nowhere while that is None; knows which leases are held."""
 
     address: str | None
+    facts: TargetFacts = TargetFacts("table", 12, 256, ())
     num_asked: int = 0
     held: Counter[str] = field(default_factory=Counter)
     leased: defaultdict[str, asyncio.Event] = field(
@@ -61,7 +62,7 @@ class CountingLocator:
     async def describe(self) -> TargetFacts:
         if self.address is None:
             raise PeerUnavailableError("there is no replica")
-        return TargetFacts("table", 12, 256, ())
+        return self.facts
 
     @property
     def num_held(self) -> int:
@@ -91,6 +92,7 @@ class WireCluster:
     targets: CountingLocator
     drafters: CountingLocator
     peers: Peers
+    cleanup: AsyncExitStack
 
     async def run(self, spec: SessionSpec) -> Outcome:
         """One generation to its end; its drafter is open before its target is asked for, as in the engine."""
@@ -116,6 +118,20 @@ class WireCluster:
     async def run_all(self, specs: Sequence[SessionSpec]) -> dict[str, Outcome]:
         outcomes = await asyncio.gather(*(self.run(spec) for spec in specs))
         return {each.state.spec.session_id: each for each in outcomes}
+
+    async def kill_target(self, *, successor: Role[TargetMessage]) -> None:
+        """End the target at once; from then on another one, at another address, is found."""
+        before, self.target = self.target, await serve_target(successor)
+        self.cleanup.push_async_callback(self.target.close)
+        self.targets.address = self.target.address
+        await before.close()
+
+    async def kill_drafter(self, *, successor: Role[DrafterMessage]) -> None:
+        """As ``kill_target``."""
+        before, self.drafter = self.drafter, await serve_drafter(successor)
+        self.cleanup.push_async_callback(self.drafter.close)
+        self.drafters.address = self.drafter.address
+        await before.close()
 
     def is_idle(self) -> bool:
         """Whether every session and every lease is gone."""
@@ -162,7 +178,7 @@ async def wire_cluster(
     answer_timeout_s: float = 30.0,
     draft_deadline_s: float = 30.0,
 ) -> AsyncIterator[WireCluster]:
-    """Serve these roles, connected, until the block ends. Servers that a test puts in their place are the test's to close."""
+    """Serve these roles, connected, until the block ends."""
     async with AsyncExitStack() as cleanup:
         target_server = await serve_target(target)
         cleanup.push_async_callback(target_server.close)
@@ -180,4 +196,4 @@ async def wire_cluster(
         cleanup.push_async_callback(peers.drafter_streams.close)
         await peers.target_streams.to(target_server.address)
         await peers.drafter_streams.to(drafter_server.address)
-        yield WireCluster(target_server, drafter_server, targets, drafters, peers)
+        yield WireCluster(target_server, drafter_server, targets, drafters, peers, cleanup)

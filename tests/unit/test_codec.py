@@ -82,9 +82,16 @@ def test_rows_of_a_sparse_proposal_may_differ_in_size() -> None:
 
 
 def test_an_extend_whose_draft_follows_something_else_is_not_sent() -> None:
-    for draft in (DraftBlock(5, 1, (), Coupled()), DraftBlock(6, 2, (), Coupled())):
-        with pytest.raises(ProtocolError, match="draft: follows"):
-            codec_target.encode_request(Extend("s", 1, 4, (7, 8), draft))
+    with pytest.raises(ProtocolError, match="draft: follows 5 tokens, not 6"):
+        codec_target.encode_request(Extend("s", 1, 4, (7, 8), DraftBlock(5, 1, (), Coupled())))
+
+
+def test_a_draft_of_a_drafter_that_was_opened_more_often_than_the_target_is_sent() -> None:
+    message = Extend("s", 1, 4, (7, 8), DraftBlock(6, 9, (3,), Coupled()))
+
+    (received,) = codec_target.decode_request(codec_target.encode_request(message))
+
+    assert received == Extend("s", 1, 4, (7, 8), DraftBlock(6, 1, (3,), Coupled()))
 
 
 def test_each_role_sends_its_own_answers_only() -> None:

@@ -76,6 +76,7 @@ async def test_tokens_text_and_counts_are_the_engines(name: str, rule: Acceptanc
     async with wire_cluster(target_role(model), drafter_role(DRAFTERS[name]())) as cluster:
         outcomes = await cluster.run_all([spec_of(wish, model) for wish in wishes])
         await eventually(cluster.is_idle)
+        await eventually(lambda: not model.live)
 
     for session_id, outcome in outcomes.items():
         engine = expected[session_id]
@@ -83,7 +84,6 @@ async def test_tokens_text_and_counts_are_the_engines(name: str, rule: Acceptanc
         assert outcome.state.finish is engine.finish
         assert outcome.state.stats == engine.stats
     assert outcomes["0"].text == letters(outcomes["0"].tokens)
-    assert model.live == set()
 
 
 async def test_sixteen_sessions_at_once_are_what_each_is_alone() -> None:
