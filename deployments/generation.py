@@ -89,15 +89,24 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The token ids the model reads for a prompt."""
     match prompt:
         case TextPrompt(text=text):
-            return tokenizer.encode(text)
+            return tokenizer.encode(_unicode(text))
         case TokenPrompt(token_ids=token_ids):
             return token_ids
         case ChatPrompt(messages=messages):
             return tokenizer.encode_chat(
-                [{"role": each.role, "content": each.content} for each in messages]
+                [{"role": each.role, "content": _unicode(each.content)} for each in messages]
             )
         case _ as unreachable:
             assert_never(unreachable)
+
+
+def _unicode(text: str) -> str:
+    """The text, known to hold no lone surrogate, as an argument from a shell may."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError("prompt", "is not Unicode") from error
+    return text
 
 
 def started(spec: SessionSpec) -> Started:

@@ -44,7 +44,7 @@ class Plan:
     at_once: int = 64  # generations under way together
 
     def __post_init__(self) -> None:
-        if SamplingParams(temperature=self.temperature).is_greedy:
+        if SamplingParams(temperature=self.temperature, top_p=self.top_p).is_greedy:
             raise InvalidArgumentError("temperature", "must be above 0: a law is to be tested")
         if self.num_candidates == 1:
             raise InvalidArgumentError("candidates", "must be 0, or at least 2 to choose from")

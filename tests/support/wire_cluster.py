@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 _GENERATION_TIMEOUT_S = 30.0
+_FACTS = TargetFacts("table", 12, 256, ())
 
 
 @dataclass
@@ -41,7 +42,7 @@ class CountingLocator:
     """Leads to ``address``, or nowhere while that is None; knows which leases are held."""
 
     address: str | None
-    facts: TargetFacts = TargetFacts("table", 12, 256, ())
+    facts: TargetFacts = _FACTS
     num_asked: int = 0
     held: Counter[str] = field(default_factory=Counter)
     leased: defaultdict[str, asyncio.Event] = field(

@@ -104,8 +104,9 @@ def test_neither_local_nor_an_address_is_refused(capsys: pytest.CaptureFixture[s
             "a" * MAX_CONTEXT,
             f"prompt: has {MAX_CONTEXT} tokens; at most {MAX_CONTEXT - 1} fit a context of {MAX_CONTEXT}",
         ),
+        ("caf\udce9", "prompt: is not Unicode"),
     ],
-    ids=["empty", "as long as the context"],
+    ids=["empty", "as long as the context", "not unicode"],
 )
 def test_a_prompt_that_cannot_be_answered_is_refused(
     prompt: str, problem: str, config: ConfigWriter, capsys: pytest.CaptureFixture[str]

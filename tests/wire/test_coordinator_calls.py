@@ -98,12 +98,11 @@ async def served(tokenizer: Tokenizer) -> AsyncIterator[Served]:
         yield Served(cluster, coordinator, generations)
 
 
-def request(text: str = "hello", **sampling: float) -> generation_pb2.GenerateRequest:
-    return generation_pb2.GenerateRequest(
-        text=text,
-        seed=7,
-        sampling=types_pb2.SamplingParams(**{"max_tokens": 12, "ignore_eos": True} | sampling),
-    )
+def request(text: str = "hello", **options: float) -> generation_pb2.GenerateRequest:
+    sampling = types_pb2.SamplingParams(max_tokens=12, ignore_eos=True)
+    for name, value in options.items():
+        setattr(sampling, name, value)
+    return generation_pb2.GenerateRequest(text=text, seed=7, sampling=sampling)
 
 
 async def test_a_generation_is_told_in_order_with_text_tokens_and_usage(

@@ -75,6 +75,16 @@ class Servicer(generation_pb2_grpc.GenerationServiceServicer):
         for event in self._chain.generate_many([call], at_once=1)[0]:
             yield encode_event(event)
 
+    def Tokenize(
+        self, request: generation_pb2.TokenizeRequest, context: grpc.ServicerContext
+    ) -> generation_pb2.TokenizeResponse:
+        raise NotImplementedError
+
+    def Detokenize(
+        self, request: generation_pb2.DetokenizeRequest, context: grpc.ServicerContext
+    ) -> generation_pb2.DetokenizeResponse:
+        raise NotImplementedError
+
 
 @contextmanager
 def served(chain: ChainServer, refused: int | None = None) -> Iterator[str]:
