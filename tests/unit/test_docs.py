@@ -24,7 +24,13 @@ from specdec_core.stats import SpeculationStats
 from specdec_core.types import FinishReason
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+DOCUMENTS = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/exactness.md",
+)
 NAMED = re.compile(
     r"(?<![\w/~.-])((?:[\w-][\w.-]*/)*[\w-][\w.-]*\.(?:py|proto|yaml|toml|md))"
     r"(?:::([\w.]+))?"
