@@ -17,7 +17,14 @@ from deployments.locator import TargetFacts
 from specdec_core.drafters.lm import LmDrafter
 from specdec_core.drafters.ngram import NgramDrafter
 from specdec_core.errors import InvalidArgumentError
-from specdec_core.models.loading import LoadOptions, ModelSource, Quantization, load_model, resolve
+from specdec_core.models.loading import (
+    LoadOptions,
+    ModelSource,
+    Numerics,
+    Quantization,
+    load_model,
+    resolve,
+)
 from specdec_core.models.tokenizer import check_same_vocabulary, load_tokenizer
 from specdec_core.roles.drafter import DrafterRole
 from specdec_core.roles.target import TargetRole
@@ -56,6 +63,7 @@ def load_target(config: Config, progress: Progress) -> LoadedTarget:
     options = LoadOptions(
         device=target.device,
         dtype=target.dtype,
+        numerics=Numerics(target.numerics),
         quantization=Quantization(target.quantization),
         kv_tokens=target.kv_tokens,
         max_context=target.max_context,

@@ -72,6 +72,10 @@ class TargetConfig(ModelConfig):
     quantization: Literal["none", "int8", "int4"] = Field(
         default="none", description="Weight-only; changes the model that is served."
     )
+    numerics: Literal["fast", "deterministic"] = Field(
+        default="fast",
+        description="deterministic: logits do not depend on what shares a forward, to the bit; CPU, float32, unquantised.",
+    )
     max_sessions: Count = Field(default=64, description="Sessions of one replica.")
     token_budget: Annotated[int, Field(ge=_MIN_TOKEN_BUDGET)] = Field(
         default=256, description="New tokens of one step, about."

@@ -55,6 +55,14 @@ class StepAttention(Protocol):
         ...
 
 
+class AttentionBackend(Protocol):
+    """Makes the attention of each step; chosen once, when a model is loaded."""
+
+    def __call__(self, spans: Sequence[Span]) -> StepAttention:
+        """The attention of one step over ``spans``, whose sequences have already grown by their new tokens."""
+        ...
+
+
 class RaggedAttention:
     """The attention of one step over several sessions, whose sequences have already grown by their new tokens."""
 
@@ -118,6 +126,50 @@ class RaggedAttention:
         return mask
 
 
+class RowwiseAttention:
+    """One new token at a time: the order in which its sums are added up depends on its position alone.
+
+    So a token's output has the same bits in a prefill, a verified block and a decoding step, alone or among other sessions.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = spans
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rule: AttentionRule,
+    ) -> torch.Tensor:
+        output = queries.new_empty(queries.shape[0], queries.shape[1] * values.shape[2])
+        for span in self._spans:
+            rows = slice(span.begin, span.end)
+            all_keys, all_values = span.sequence.write(layer, keys[rows], values[rows])
+            past = (
+                all_keys.shape[1] - span.end
+            )  # of row r, keys up to position past + r are visible
+            for row in range(span.begin, span.end):
+                end = past + row + 1
+                reach = slice(0 if rule.window is None else max(0, end - rule.window), end)
+                output[row] = _attend_token(
+                    queries[row : row + 1], all_keys[:, reach], all_values[:, reach], rule
+                )
+        return output
+
+
+def _attend_token(
+    query: torch.Tensor,  # [1, num_heads, key_dim]
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rule: AttentionRule,
+) -> torch.Tensor:  # [1, num_heads * value_dim]
+    if rule.softcap is not None:
+        return _capped(query, keys, values, rule, None)
+    return _folded(query, keys, values, rule, None)
+
+
 def causal_mask(
     num_new: int, num_keys: int, window: int | None, like: torch.Tensor
 ) -> torch.Tensor:  # [num_new, num_keys]
@@ -135,7 +187,7 @@ def _folded(
     keys: torch.Tensor,
     values: torch.Tensor,
     rule: AttentionRule,
-    mask: torch.Tensor | None,  # [groups * num_new, num_keys]
+    mask: torch.Tensor | None,  # [groups * num_new, num_keys]; None if one token sees every key
 ) -> torch.Tensor:
     """Query heads that share a KV head become rows of one head, so that each key and value is read once."""
     rows = _fold(queries, keys.shape[0])

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from specdec_core.models.checkpoint import Checkpoint
-    from specdec_core.models.linear import Linear, LinearBackends
+    from specdec_core.models.kernels import Kernels
+    from specdec_core.models.linear import Linear
     from specdec_core.models.tensor_parallel import ProcessGroup
 
 _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -87,7 +88,7 @@ class LlamaReader:
         self,
         checkpoint: Checkpoint,
         shape: LlamaShape,
-        backends: LinearBackends,
+        kernels: Kernels,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -95,7 +96,7 @@ class LlamaReader:
     ) -> None:
         self._checkpoint = checkpoint
         self._shape = shape
-        self._backends = backends
+        self._kernels = kernels
         self._device = device
         self._dtype = dtype
         self._group = group
@@ -124,7 +125,7 @@ class LlamaReader:
                 self._layer(index, window) for index, window in enumerate(self._shape.windows)
             ),
             norm=self._norm("model.norm.weight"),
-            head=self._backends.head.build(head),
+            head=self._kernels.linears.head.build(head),
         )
 
     def _layer(self, index: int, window: int | None) -> DecoderLayer:
@@ -142,6 +143,7 @@ class LlamaReader:
             attention_output=self._linear([f"{attention}o_proj"]),
             mlp_norm=self._norm(f"{prefix}post_attention_layernorm.weight"),
             gate_up=self._linear([f"{mlp}gate_proj", f"{mlp}up_proj"]),
+            activation=self._kernels.activation,
             down=self._linear([f"{mlp}down_proj"]),
             group=self._group,
         )
@@ -155,9 +157,9 @@ class LlamaReader:
         """One layer over the stacked outputs of several; all have a bias or none has."""
         weight = torch.cat([self._tensor(f"{name}.weight") for name in names])
         if f"{names[0]}.bias" not in self._checkpoint:
-            return self._backends.layers.build(weight)
+            return self._kernels.linears.layers.build(weight)
         bias = torch.cat([self._tensor(f"{name}.bias") for name in names])
-        return self._backends.layers.build(weight, bias)
+        return self._kernels.linears.layers.build(weight, bias)
 
     def _norm(self, name: str) -> RmsNorm:
         return RmsNorm(self._kept_tensor(name), self._shape.epsilon)

@@ -10,16 +10,12 @@ from specdec_core.errors import InvalidArgumentError, UnsupportedModelError
 from specdec_core.kv.block_pool import BlockPool
 from specdec_core.models.backed_linear import replace_linears
 from specdec_core.models.checkpoint import Checkpoint, check_folder, end_of_sequence_ids
+from specdec_core.models.determinism_check import check_determinism, require_one_thread
 from specdec_core.models.forward import ModelSpec
-from specdec_core.models.linear import LinearBackends, unquantized_backend
+from specdec_core.models.kernels import choose_kernels
 from specdec_core.models.llama_weights import LlamaReader, is_llama_family, llama_shape
-from specdec_core.models.options import LoadOptions, ModelSource, Quantization
+from specdec_core.models.options import LoadOptions, ModelSource, Numerics, Quantization
 from specdec_core.models.paged_storage import PagedKv
-from specdec_core.models.quantized_linear import (
-    Int4Backend,
-    Int8Backend,
-    require_quantization_support,
-)
 from specdec_core.models.rewind_check import check_rewind
 from specdec_core.models.rotary import Rotary
 from specdec_core.models.runner import LlamaRunner
@@ -41,9 +37,10 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from specdec_core.models.forward import CausalModel
+    from specdec_core.models.kernels import Kernels
     from specdec_core.models.storage import KvStorage, LayerShape
 
-__all__ = ["LoadOptions", "ModelSource", "Quantization", "load_model", "resolve"]
+__all__ = ["LoadOptions", "ModelSource", "Numerics", "Quantization", "load_model", "resolve"]
 
 _CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
@@ -62,10 +59,12 @@ def load_model(folder: Path, options: LoadOptions) -> CausalModel:
     check_context(config, max_context)
     _keep_first_layers(config, options.num_layers)
     device = options.torch_device()
-    backends = _linear_backends(options, device)
-    if is_llama_family(config):
-        return _load_llama(folder, config, options, max_context=max_context, backends=backends)
-    return _load_generic(folder, config, options, max_context=max_context, backends=backends)
+    kernels = choose_kernels(options, device)
+    load = _load_llama if is_llama_family(config) else _load_generic
+    model = load(folder, config, options, max_context=max_context, kernels=kernels)
+    if options.numerics is Numerics.DETERMINISTIC:
+        check_determinism(model)
+    return model
 
 
 def _load_llama(
@@ -74,14 +73,14 @@ def _load_llama(
     options: LoadOptions,
     *,
     max_context: int,
-    backends: LinearBackends,
+    kernels: Kernels,
 ) -> CausalModel:
     shape = llama_shape(config)
     device = options.torch_device()
     reader = LlamaReader(
         Checkpoint(folder),
         shape,
-        backends,
+        kernels,
         device=device,
         dtype=options.torch_dtype,
         group=SingleProcess(),
@@ -89,7 +88,13 @@ def _load_llama(
     weights = reader.read()
     spec = _spec(folder, shape.vocab_size, max_context, reader.num_parameters)
     storage = _storage(shape.layer_shapes, options, device)
-    return LlamaRunner(spec, weights, rotary=Rotary(config, device), storage=storage)
+    return LlamaRunner(
+        spec,
+        weights,
+        rotary=Rotary(config, device),
+        storage=storage,
+        attention=kernels.attention,
+    )
 
 
 def _load_generic(
@@ -98,8 +103,10 @@ def _load_generic(
     options: LoadOptions,
     *,
     max_context: int,
-    backends: LinearBackends,
+    kernels: Kernels,
 ) -> CausalModel:
+    if options.numerics is Numerics.DETERMINISTIC:
+        require_one_thread()
     device = options.torch_device()
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -113,9 +120,10 @@ def _load_generic(
     model = model.to(device).eval()
     vocab_size = model.get_output_embeddings().weight.shape[0]
     spec = _spec(folder, vocab_size, max_context, model.num_parameters())
-    runner = TransformersRunner(spec, model, _storage(record_shapes(model), options, device))
+    storage = _storage(record_shapes(model), options, device)
+    runner = TransformersRunner(spec, model, storage=storage, attention=kernels.attention)
     check_rewind(runner, model)
-    replace_linears(model, backends)
+    replace_linears(model, kernels.linears)
     return runner
 
 
@@ -156,18 +164,6 @@ def _keep_first_layers(config: PretrainedConfig, num_layers: int | None) -> None
     config.num_hidden_layers = num_layers
     if layer_types is not None:
         config.layer_types = layer_types[:num_layers]
-
-
-def _linear_backends(options: LoadOptions, device: torch.device) -> LinearBackends:
-    """The head keeps at least 8 bits: on SmolLM2 an int4 head cost a drafter 6 points of agreement for 2 ms of 16."""
-    exact = unquantized_backend(device, options.torch_dtype)
-    if options.quantization is Quantization.NONE:
-        return LinearBackends(layers=exact, head=exact)
-    require_quantization_support(device)
-    head = Int8Backend(exact)
-    if options.quantization is Quantization.INT8:
-        return LinearBackends(layers=head, head=head)
-    return LinearBackends(layers=Int4Backend(options.group_size, exact), head=head)
 
 
 def _storage(shapes: Sequence[LayerShape], options: LoadOptions, device: torch.device) -> KvStorage:

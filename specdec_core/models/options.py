@@ -34,6 +34,13 @@ class Quantization(Enum):
     INT4 = "int4"
 
 
+class Numerics(Enum):
+    """What a token's logits may depend on beside the tokens before it."""
+
+    FAST = "fast"  # in the last bits also on what shares the forward: kernels follow the shape of the batch
+    DETERMINISTIC = "deterministic"  # on nothing else, to the bit
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """How to load a model.
@@ -44,6 +51,7 @@ class LoadOptions:
 
     device: str = "cpu"
     dtype: str = "float32"
+    numerics: Numerics = Numerics.FAST
     quantization: Quantization = Quantization.NONE
     group_size: int = 64  # inputs that share an int4 scale
     num_layers: int | None = None  # only the first k layers; norm and head are kept

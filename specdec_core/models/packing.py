@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from specdec_core.errors import InvariantError
-from specdec_core.models.attention import RaggedAttention, Span
+from specdec_core.models.attention import Span
 from specdec_core.models.paged_storage import PagedSequence
 from specdec_core.models.storage import ContiguousSequence, append_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from specdec_core.models.attention import AttentionBackend, StepAttention
     from specdec_core.models.forward import Segment, SequenceKv
     from specdec_core.models.storage import KvStorage, StoredSequence
 
@@ -27,7 +28,7 @@ class PackedStep:
     tokens: torch.Tensor  # [total] int64
     positions: torch.Tensor  # [total] int64, each counted from the start of its own session
     logit_rows: torch.Tensor  # [num_logits] int64, rows whose logits are wanted
-    attention: RaggedAttention
+    attention: StepAttention
 
     def select(self, hidden: torch.Tensor) -> torch.Tensor:
         """The rows of [total, hidden_size] whose logits are wanted."""
@@ -38,7 +39,12 @@ class PackedStep:
 
 @contextmanager
 def packed_step(
-    storage: KvStorage, segments: Sequence[Segment], *, max_context: int, device: torch.device
+    storage: KvStorage,
+    segments: Sequence[Segment],
+    *,
+    max_context: int,
+    device: torch.device,
+    attention: AttentionBackend,
 ) -> Iterator[PackedStep]:
     """Grow the KV of every segment and lay the batch out; whatever fails inside takes the growth back.
 
@@ -52,7 +58,7 @@ def packed_step(
         _check(segment, start, max_context)
     append_all(storage.pool, sequences, [len(segment.tokens) for segment in segments])
     try:
-        yield _lay_out(segments, sequences, starts, device)
+        yield _lay_out(segments, sequences, starts, device, attention)
     except BaseException:
         for sequence, start in zip(sequences, starts, strict=True):
             sequence.truncate(start)
@@ -64,6 +70,7 @@ def _lay_out(
     sequences: Sequence[StoredSequence],
     starts: Sequence[int],
     device: torch.device,
+    attention: AttentionBackend,
 ) -> PackedStep:
     tokens: list[int] = []
     positions: list[int] = []
@@ -79,7 +86,7 @@ def _lay_out(
         tokens=torch.tensor(tokens, dtype=torch.long, device=device),
         positions=torch.tensor(positions, dtype=torch.long, device=device),
         logit_rows=torch.tensor(logit_rows, dtype=torch.long, device=device),
-        attention=RaggedAttention(spans),
+        attention=attention(spans),
     )
 
 

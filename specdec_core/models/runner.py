@@ -18,7 +18,8 @@ from specdec_core.models.rotary import rotate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdec_core.models.attention import AttentionRule, StepAttention
+    from specdec_core.models.activation import Activation
+    from specdec_core.models.attention import AttentionBackend, AttentionRule, StepAttention
     from specdec_core.models.forward import ModelSpec, Segment, SequenceKv
     from specdec_core.models.linear import Linear
     from specdec_core.models.rotary import Rotary
@@ -71,6 +72,7 @@ class DecoderLayer:
     attention_output: Linear
     mlp_norm: RmsNorm
     gate_up: Linear
+    activation: Activation
     down: Linear
     group: ProcessGroup
 
@@ -108,7 +110,7 @@ class DecoderLayer:
 
     def _mlp(self, hidden: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        return self.group.all_reduce(self.down(functional.silu(gate).mul_(up)))
+        return self.group.all_reduce(self.down(self.activation(gate).mul_(up)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +127,19 @@ class LlamaRunner:
     """A ``CausalModel`` of the Llama family."""
 
     def __init__(
-        self, spec: ModelSpec, weights: DecoderWeights, *, rotary: Rotary, storage: KvStorage
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        *,
+        rotary: Rotary,
+        storage: KvStorage,
+        attention: AttentionBackend,
     ) -> None:
         self._spec = spec
         self._weights = weights
         self._rotary = rotary
         self._storage = storage
+        self._attention = attention
 
     @property
     def spec(self) -> ModelSpec:
@@ -151,6 +160,7 @@ class LlamaRunner:
             segments,
             max_context=self._spec.max_context,
             device=weights.embedding.device,
+            attention=self._attention,
         ) as step:
             hidden = functional.embedding(step.tokens, weights.embedding)
             angles = self._rotary.angles(step.positions, hidden.dtype)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from specdec_core.models.attention import StepAttention
+    from specdec_core.models.attention import AttentionBackend, StepAttention
     from specdec_core.models.forward import ModelSpec, Segment, SequenceKv
     from specdec_core.models.storage import KvStorage
 
@@ -136,10 +136,18 @@ def record_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
 class TransformersRunner:
     """A ``CausalModel`` over transformers' modules, whose attention implementation must be ``ATTENTION_NAME``."""
 
-    def __init__(self, spec: ModelSpec, model: PreTrainedModel, storage: KvStorage) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        model: PreTrainedModel,
+        *,
+        storage: KvStorage,
+        attention: AttentionBackend,
+    ) -> None:
         self._spec = spec
         self._model = model
         self._storage = storage
+        self._attention = attention
 
     @property
     def spec(self) -> ModelSpec:
@@ -159,6 +167,7 @@ class TransformersRunner:
             segments,
             max_context=self._spec.max_context,
             device=self._model.device,
+            attention=self._attention,
         ) as step:
             logits = run_packed(
                 self._model, step.tokens, step.positions, step.logit_rows, step.attention
