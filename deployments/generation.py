@@ -14,6 +14,7 @@ from deployments.transport.api_records import (
     Finished,
     ModelInfo,
     Produced,
+    Prompted,
     Started,
     TextPrompt,
     TokenPrompt,
@@ -21,20 +22,65 @@ from deployments.transport.api_records import (
 from specdec_core import __version__
 from specdec_core.errors import InvalidArgumentError
 from specdec_core.params import MAX_SEED, SpeculationParams
-from specdec_core.session.events import Emit, Finish
+from specdec_core.session.events import Emit, EmitPrompt, Finish
 from specdec_core.session.request import prepare
 from specdec_core.types import NoiseKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from deployments.config import Config
     from deployments.locator import TargetFacts
     from deployments.transport.api_records import GenerationCall, GenerationEvent, Prompt
     from specdec_core.models.tokenizer import Tokenizer
     from specdec_core.params import GenerationParams
+    from specdec_core.session.events import Output
     from specdec_core.session.request import ServedModel
     from specdec_core.session.state import SessionSpec, SessionState
+    from specdec_core.types import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A call let in: a session for each of its samples, and what the client is told of them."""
+
+    specs: tuple[SessionSpec, ...]  # by sample index
+    echoes: bool
+
+    def opening(self) -> tuple[GenerationEvent, ...]:
+        """What the client is told first."""
+        first = self.specs[0]
+        started = Started(first.session_id, first.noise.seed, len(first.prompt))
+        if self.echoes and first.params.prompt_logprobs is None:
+            return (started, self._prompted(()))
+        return (started,)
+
+    def told(self, state: SessionState, output: Output) -> GenerationEvent:
+        """What the client is told of a session's output.
+
+        Raises:
+            SpecdecError: the error that ended the session.
+        """
+        spec = state.spec
+        index = spec.noise.sample_index
+        match output:
+            case EmitPrompt(logprobs=logprobs):
+                return self._prompted(logprobs)
+            case Emit(tokens=tokens, text=text):
+                return Produced(state.num_output_tokens - len(tokens), tokens, text, index)
+            case Finish(error=error) if error is not None:
+                raise error
+            case Finish(reason=reason):
+                return Finished(
+                    reason, len(spec.prompt), state.num_output_tokens, state.stats, index
+                )
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    def _prompted(self, logprobs: Sequence[TokenLogprobs]) -> Prompted:
+        first = self.specs[0]
+        echoed = first.prompt if self.echoes else ()
+        return Prompted(echoed, first.decode(echoed), tuple(logprobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +92,8 @@ class SessionFactory:
     new_session_id: Callable[[], str]
     random_bits: Callable[[int], int]  # for requests without a seed
 
-    def make(self, call: GenerationCall) -> SessionSpec:
-        """Check a call and begin a session for it.
+    def make(self, call: GenerationCall) -> Generation:
+        """Check a call and make a session for each of its samples.
 
         Raises:
             InvalidArgumentError: naming the field and what is allowed.
@@ -55,10 +101,22 @@ class SessionFactory:
         if call.prompt == TextPrompt(""):  # a tokenizer may make a token of it all the same
             raise InvalidArgumentError("prompt", "is empty; at least one token is needed")
         seed = call.params.seed
-        noise = NoiseKey(self.random_bits(MAX_SEED.bit_length()) if seed is None else seed)
+        if seed is None:
+            seed = self.random_bits(MAX_SEED.bit_length())
         prompt = prompt_tokens(call.prompt, self.tokenizer)
         params = _with_bad_words(call, self.tokenizer)
-        return prepare(self.new_session_id(), prompt, params, model=self.model, noise=noise)
+        session_id = self.new_session_id()
+        first = prepare(session_id, prompt, params, model=self.model, noise=NoiseKey(seed))
+        others = (
+            replace(
+                first,
+                session_id=f"{session_id}.{index}",
+                noise=NoiseKey(seed, index),
+                params=replace(first.params, prompt_logprobs=None),  # told once
+            )
+            for index in range(1, params.n)
+        )
+        return Generation((first, *others), params.echo)
 
 
 def default_speculation(config: Config) -> SpeculationParams:
@@ -107,28 +165,6 @@ def _unicode(text: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidArgumentError("prompt", "is not Unicode") from error
     return text
-
-
-def started(spec: SessionSpec) -> Started:
-    """What the client is told first."""
-    return Started(spec.session_id, spec.noise.seed, len(spec.prompt))
-
-
-def told(state: SessionState, effect: Emit | Finish) -> GenerationEvent:
-    """What the client is told of an effect.
-
-    Raises:
-        SpecdecError: the error that ended the generation.
-    """
-    match effect:
-        case Emit(tokens=tokens, text=text):
-            return Produced(state.num_output_tokens - len(tokens), tokens, text)
-        case Finish(error=error) if error is not None:
-            raise error
-        case Finish(reason=reason):
-            return Finished(reason, len(state.spec.prompt), state.num_output_tokens, state.stats)
-        case _ as unreachable:
-            assert_never(unreachable)
 
 
 def _with_bad_words(call: GenerationCall, tokenizer: Tokenizer) -> GenerationParams:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from deployments.assembly import load_drafter, load_target, target_folder
 from deployments.config import NoDrafterConfig
-from deployments.generation import SessionFactory, model_info, started, told
+from deployments.generation import SessionFactory, model_info
 from specdec_core.draft_length.fixed import Fixed
 from specdec_core.engine import Engine
 from specdec_core.models.tokenizer import load_tokenizer
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from deployments.config import Config
+    from deployments.generation import Generation
     from deployments.transport.api_records import GenerationCall, GenerationEvent, ModelInfo
 
 
@@ -52,40 +53,48 @@ class LocalServer:
         return self._info
 
     def generate(self, call: GenerationCall) -> Iterator[GenerationEvent]:
-        """Run one generation; closing the iterator cancels it.
+        """Run one generation with all its samples; closing the iterator cancels it.
 
         Raises:
             SpecdecError: if the call is refused, or the generation cannot go on.
         """
-        spec = self._factory.make(call)
-        yield started(spec)
+        generation = self._factory.make(call)
+        yield from generation.opening()
         try:
-            for delivered in self._engine.run([spec]):
-                yield told(delivered.state, delivered.effect)
+            for delivered in self._engine.run(generation.specs):
+                yield generation.told(delivered.state, delivered.effect)
         finally:
-            self._engine.cancel(spec.session_id)
+            self._cancel([generation])
 
     def generate_many(
         self, calls: Sequence[GenerationCall], *, at_once: int
     ) -> list[list[GenerationEvent]]:
-        """Run generations in the same steps, at most ``at_once`` under way; the events of each call, in order of the calls.
+        """Run generations in the same steps, at most ``at_once`` sessions under way; the events of each call, in order of the calls.
 
         Raises:
             SpecdecError: the first that a call is refused for, or a generation ends with.
         """
-        specs = [self._factory.make(call) for call in calls]
-        told_of: dict[str, list[GenerationEvent]] = {
-            spec.session_id: [started(spec)] for spec in specs
+        generations = [self._factory.make(call) for call in calls]
+        events = [list(generation.opening()) for generation in generations]
+        places = {
+            spec.session_id: place
+            for place, generation in enumerate(generations)
+            for spec in generation.specs
         }
-        waiting = deque(specs)
+        waiting = deque(spec for generation in generations for spec in generation.specs)
         try:
             while waiting or self._engine.num_sessions:
                 while waiting and self._engine.num_sessions < min(at_once, self._max_sessions):
                     self._engine.start(waiting.popleft())
                 for delivered in self._engine.step():
-                    event = told(delivered.state, delivered.effect)
-                    told_of[delivered.state.spec.session_id].append(event)
+                    place = places[delivered.state.spec.session_id]
+                    event = generations[place].told(delivered.state, delivered.effect)
+                    events[place].append(event)
         finally:
-            for session_id in told_of:
-                self._engine.cancel(session_id)
-        return list(told_of.values())
+            self._cancel(generations)
+        return events
+
+    def _cancel(self, generations: Sequence[Generation]) -> None:
+        for generation in generations:
+            for spec in generation.specs:
+                self._engine.cancel(spec.session_id)

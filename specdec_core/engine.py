@@ -13,6 +13,7 @@ from specdec_core.session.events import (
     Abort,
     DrafterOpened,
     Emit,
+    EmitPrompt,
     Finish,
     OpenDrafter,
     OpenTarget,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from specdec_core.messages import DrafterMessage, Open, TargetMessage
     from specdec_core.roles.role import Role
-    from specdec_core.session.events import Effect, Input
+    from specdec_core.session.events import Effect, Input, Output
     from specdec_core.session.state import SessionSpec, SessionState
 
 
@@ -39,7 +40,7 @@ class Delivered:
     """Something for a client, and the session as it stood then."""
 
     state: SessionState
-    effect: Emit | Finish
+    effect: Output
 
 
 class Engine:
@@ -115,7 +116,7 @@ class Engine:
                     self._target.submit(target)
                 if drafter:
                     self._to_drafter(drafter)
-            case Emit() | Finish():
+            case EmitPrompt() | Emit() | Finish():
                 self._delivered.append(Delivered(state, effect))
             case _ as unreachable:
                 assert_never(unreachable)

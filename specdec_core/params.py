@@ -21,6 +21,9 @@ MAX_STOP_STRING_CHARS = 256
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64
 MAX_TOKEN_LIST = 65536
+MAX_LOGPROBS = 20  # alternatives told with a token
+MAX_PROMPT_LOGPROBS = 2**17  # entries for a whole prompt, so that they fit a message
+MAX_SAMPLES = 16
 _MAX_TOKENS = 2**20
 
 
@@ -36,6 +39,7 @@ class SamplingParams:
     top_k: int = 0  # 0 keeps every token
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -50,17 +54,23 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # leave them out of the text
+    logprobs: int | None = None  # alternatives told with each token; None tells nothing
+    prompt_logprobs: int | None = None  # the same of each prompt token but the first
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 10.0)
         _check_int("top_k", self.top_k, 0, MAX_TOKEN_LIST * 16)
         _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("typical_p", self.typical_p, 0.0, 1.0, low_open=True)
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_open=True)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_int("max_tokens", self.max_tokens, 1, _MAX_TOKENS)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_optional_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_optional_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         self._check_lists()
 
     def _check_lists(self) -> None:
@@ -128,10 +138,23 @@ class GenerationParams:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     seed: int | None = None  # None draws a random one, which the answer tells
+    n: int = 1  # samples; sample i has the noise of NoiseKey(seed, i)
+    echo: bool = False  # tell the prompt before the answer
 
     def __post_init__(self) -> None:
-        if self.seed is not None:
-            _check_int("seed", self.seed, 0, MAX_SEED)
+        _check_optional_int("seed", self.seed, 0, MAX_SEED)
+        _check_int("n", self.n, 1, MAX_SAMPLES)
+
+
+def check_prompt_logprobs(prompt: tuple[int, ...], params: SamplingParams) -> None:
+    """Refuse to tell more of a prompt than fits a message."""
+    num_tops = params.prompt_logprobs
+    if num_tops is not None and len(prompt) * (num_tops + 1) > MAX_PROMPT_LOGPROBS:
+        most = MAX_PROMPT_LOGPROBS // len(prompt) - 1
+        allowed = f"must be at most {most}" if most >= 0 else "is not to be had"
+        raise InvalidArgumentError(
+            "prompt_logprobs", f"{allowed} with a prompt of {len(prompt)} tokens, got {num_tops}"
+        )
 
 
 def check_prompt(prompt: tuple[int, ...], *, vocab_size: int, max_context: int) -> None:
@@ -168,6 +191,11 @@ def _check_range(
 def _check_int(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidArgumentError(name, f"must be an integer in [{low}, {high}], got {value!r}")
+
+
+def _check_optional_int(name: str, value: int | None, low: int, high: int) -> None:
+    if value is not None:
+        _check_int(name, value, low, high)
 
 
 def _check_count(name: str, values: tuple[object, ...], limit: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from specdec_core.philox import Stream, key_words, philox4x32
@@ -55,18 +56,24 @@ def _softmax(scores: Sequence[float]) -> list[float]:
 
 
 def _truncate(probs: list[float], params: SamplingParams) -> list[float]:
-    """min-p, then top-k, then top-p on what is left; ties go to the lower id."""
-    floor = params.min_p * max(probs)
-    probs = [p if p >= floor else 0.0 for p in probs]
-    order = sorted(range(len(probs)), key=lambda i: (-probs[i], i))
-    kept = order[: params.top_k or len(order)]
-    total, mass, nucleus = sum(probs[i] for i in kept), 0.0, set[int]()
-    for i in kept:
-        if params.top_p < 1.0 and mass >= params.top_p * total:
-            break
-        nucleus.add(i)
-        mass += probs[i]
-    return [p / mass if i in nucleus else 0.0 for i, p in enumerate(probs)]
+    """min-p, then top-k, top-p and typical-p, each on what is left; ties go to the lower id."""
+    alive = [i for i, p in enumerate(probs) if p >= params.min_p * max(probs) and p > 0]
+    alive = sorted(alive, key=lambda i: (-probs[i], i))[: params.top_k or None]
+    law = _head(alive, {i: probs[i] for i in alive}, params.top_p)
+    entropy = -sum(p * math.log(p) for p in law.values())
+    by_surprise = sorted(law, key=lambda i: (abs(math.log(law[i]) + entropy), i))
+    law = _head(by_surprise, law, params.typical_p)
+    return [law.get(i, 0.0) for i in range(len(probs))]
+
+
+def _head(order: Sequence[int], law: dict[int, float], share: float) -> dict[int, float]:
+    """The first tokens that hold ``share`` of the mass, renormalised."""
+    masses = accumulate((law[i] for i in order), initial=0.0)
+    total = sum(law.values())
+    kept = [
+        i for i, mass in zip(order, masses, strict=False) if share == 1.0 or mass < share * total
+    ]
+    return {i: law[i] / sum(law[j] for j in kept) for i in kept}
 
 
 def gumbel(noise: NoiseKey, position: int, token: int, stream: Stream) -> float:

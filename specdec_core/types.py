@@ -71,6 +71,31 @@ Proposal = Coupled | OneHot | Sparse
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the target's law, before any option has shaped it, says of one token. Natural logarithms."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens and theirs, ties to the lower id
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLogprobs:
+    """The log-probabilities of all that a verdict on one draft may commit."""
+
+    draft: tuple[float, ...]  # [num_draft_tokens] of each draft token
+    emitted: tuple[float, ...]  # [num_draft_tokens + 1] of the token that follows 0, 1, ... of them
+    top: tuple[tuple[tuple[int, float], ...], ...]  # [num_draft_tokens + 1][K] likeliest at each
+
+    def of_draft(self, index: int) -> TokenLogprobs:
+        """Of a draft token that was accepted."""
+        return TokenLogprobs(self.draft[index], self.top[index])
+
+    def of_emitted(self, num_accepted: int) -> TokenLogprobs:
+        """Of the token behind the accepted ones."""
+        return TokenLogprobs(self.emitted[num_accepted], self.top[num_accepted])
+
+
+@dataclass(frozen=True, slots=True)
 class DraftBlock:
     """Tokens guessed to follow the first ``base_len`` tokens of a session."""
 
@@ -100,6 +125,11 @@ class RatioTest:
     residual_tokens: tuple[int, ...]  # [num_draft_tokens] drawn from (p_i - q_i)+ normalised
     bonus_token: int
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """[num_draft_tokens + 1] emitted when 0, 1, ... are accepted."""
+        return (*self.residual_tokens, self.bonus_token)
+
 
 @dataclass(frozen=True, slots=True)
 class BlockTest:
@@ -119,6 +149,10 @@ class Evidence:
     base_len: int  # committed length the draft followed
     epoch: int
     outcome: Outcome
+    logprobs: DraftLogprobs | None = None  # of a session that asks for them
+    prompt_logprobs: tuple[
+        TokenLogprobs, ...
+    ] = ()  # [prompt_len - 1] likewise, in the first answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +170,4 @@ class CommittedToken:
 
     token: int
     kind: TokenKind
+    logprobs: TokenLogprobs | None = None  # where they are asked for

@@ -85,9 +85,15 @@ def generate(  # noqa: PLR0913
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus; 1 keeps every token.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 keeps every token.")] = 0,
+    typical_p: Annotated[
+        float, typer.Option(help="Locally typical tokens; 1 keeps every token.")
+    ] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Repeats an answer; random without it.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Ends the answer; may be given more than once.")
+    ] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json, log-probabilities and so many alternatives.")
     ] = None,
     chat: Annotated[
         bool,
@@ -102,6 +108,8 @@ def generate(  # noqa: PLR0913
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
+        typical_p=typical_p,
+        logprobs=logprobs,
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
 
-from deployments.transport.api_records import Finished, Produced, Started
+from deployments.transport.api_records import Finished, Produced, Prompted, Started
 from specdec_core.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -13,18 +13,19 @@ if TYPE_CHECKING:
 
     from deployments.transport.api_records import GenerationEvent
     from specdec_core.stats import SpeculationStats
+    from specdec_core.types import CommittedToken
 
 
 @dataclass(slots=True)
 class Report:
-    """Gathers the events of one generation and when they came."""
+    """Gathers the events of a generation of one sample and when they came."""
 
     clock: Callable[[], float]  # seconds
     started_s: float = 0.0
     first_s: float = 0.0
     finished_s: float = 0.0
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    tokens: list[CommittedToken] = field(default_factory=list)
     seed: int = 0
     finished: Finished | None = None
 
@@ -35,9 +36,11 @@ class Report:
             match event:
                 case Started(seed=seed):
                     self.seed = seed
+                case Prompted(text=text):
+                    yield text
                 case Produced(tokens=tokens, text=text):
                     self.first_s = self.first_s or self.clock()
-                    self.token_ids += [each.token for each in tokens]
+                    self.tokens += tokens
                     self.text += text
                     yield text
                 case Finished():
@@ -45,6 +48,10 @@ class Report:
                     self.finished = event
                 case _ as unreachable:
                     assert_never(unreachable)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [each.token for each in self.tokens]
 
     @property
     def outcome(self) -> Finished:
@@ -56,7 +63,7 @@ class Report:
     def tokens_per_s(self) -> float:
         """Tokens after the first over the time they took, so that reading the prompt does not count."""
         elapsed = self.finished_s - self.first_s
-        return (len(self.token_ids) - 1) / elapsed if elapsed > 0 else 0.0
+        return (len(self.tokens) - 1) / elapsed if elapsed > 0 else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -64,6 +71,11 @@ class Report:
         return {
             "text": self.text,
             "token_ids": self.token_ids,
+            "logprobs": [
+                {"logprob": each.logprobs.logprob, "top": each.logprobs.top}
+                for each in self.tokens
+                if each.logprobs is not None
+            ],
             "finish_reason": outcome.finish_reason.value,
             "seed": self.seed,
             "usage": {
@@ -82,7 +94,7 @@ class Report:
         """One line for a person."""
         stats = self.outcome.speculation
         return (
-            f"{len(self.token_ids)} tokens, {self.tokens_per_s:.1f} tokens/s, first after "
+            f"{len(self.tokens)} tokens, {self.tokens_per_s:.1f} tokens/s, first after "
             f"{self.first_s - self.started_s:.2f} s | {stats.num_rounds} rounds, acceptance rate "
             f"{stats.acceptance_rate:.2f}, {stats.acceptance_length:.2f} tokens a round | "
             f"{self.outcome.finish_reason.value}, seed {self.seed}"

@@ -7,14 +7,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deployments.coordinator.merged import merged
 from deployments.coordinator.session_driver import SessionDriver
-from deployments.generation import (
-    SessionFactory,
-    default_speculation,
-    model_info,
-    started,
-    told,
-)
+from deployments.generation import SessionFactory, default_speculation, model_info
 from specdec_core.draft_length.fixed import Fixed
 from specdec_core.scheduling.admission import check_admission
 from specdec_core.session.events import Finish
@@ -68,7 +63,7 @@ class Generations:
 
     @property
     def num_sessions(self) -> int:
-        """Generations under way."""
+        """Sessions under way: one per sample of each generation."""
         return self._num_sessions
 
     @property
@@ -77,24 +72,27 @@ class Generations:
         return default_speculation(self._config)
 
     async def generate(self, call: GenerationCall) -> AsyncGenerator[GenerationEvent, None]:
-        """Run one generation; close the iterator to cancel it.
+        """Run one generation with all its samples; close the iterator to cancel it.
 
         Raises:
             SpecdecError: if the call is refused, or the generation cannot go on.
         """
-        check_admission(self._num_sessions, max_sessions=self._config.coordinator.max_sessions)
-        self._num_sessions += 1
+        max_sessions = self._config.coordinator.max_sessions
+        check_admission(self._num_sessions + call.params.n - 1, max_sessions=max_sessions)
+        self._num_sessions += call.params.n
         try:
             factory = await self._factory()
-            spec = await asyncio.to_thread(factory.make, call)
-            yield started(spec)
-            async with aclosing(SessionDriver(spec, self._peers).run()) as events:
-                async for state, effect in events:
-                    if isinstance(effect, Finish):
+            generation = await asyncio.to_thread(factory.make, call)
+            for event in generation.opening():
+                yield event
+            drivers = [SessionDriver(spec, self._peers).run() for spec in generation.specs]
+            async with aclosing(merged(drivers)) as outputs:
+                async for state, output in outputs:
+                    if isinstance(output, Finish):
                         self._shadow.consider(state, num_sessions=self._num_sessions)
-                    yield told(state, effect)
+                    yield generation.told(state, output)
         finally:
-            self._num_sessions -= 1
+            self._num_sessions -= call.params.n
 
     async def describe(self) -> ModelInfo:
         """The model served and how it is speculated on."""

@@ -14,6 +14,7 @@ from specdec_core.session.events import (
     DrafterOpened,
     DraftLate,
     Emit,
+    EmitPrompt,
     Finish,
     OpenDrafter,
     OpenTarget,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from deployments.coordinator.peer_streams import PeerStreams
     from deployments.locator import PeerLocator
     from specdec_core.messages import DrafterMessage, Extend, Open, Propose, TargetMessage
-    from specdec_core.session.events import Input
+    from specdec_core.session.events import Input, Output
     from specdec_core.session.state import SessionSpec, SessionState
     from specdec_proto.v1 import drafter_pb2, target_pb2
 
@@ -78,13 +79,13 @@ class SessionDriver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None  # of the answer awaited
 
-    async def run(self) -> AsyncGenerator[tuple[SessionState, Emit | Finish], None]:
+    async def run(self) -> AsyncGenerator[tuple[SessionState, Output], None]:
         """What the client is to be told, each with the session as it stood then; the last is ``Finish``."""
         state, effects = start(self._spec)
         try:
             while True:
                 for effect in effects:
-                    if isinstance(effect, Emit | Finish):
+                    if isinstance(effect, EmitPrompt | Emit | Finish):
                         yield state, effect
                     else:
                         self._execute(effect)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specdec_core.params import GenerationParams, SpeculationParams
     from specdec_core.stats import SpeculationStats
-    from specdec_core.types import CommittedToken, FinishReason
+    from specdec_core.types import CommittedToken, FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +62,38 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompted:
+    """The prompt as the model reads it, once and before the first sample produces anything, where asked for."""
+
+    token_ids: tuple[int, ...]  # of a call that echoes
+    text: str  # likewise
+    logprobs: tuple[
+        TokenLogprobs, ...
+    ]  # of each token but the first, of a call with prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
 class Produced:
-    """The next committed tokens and the text they settle, either of which may be empty."""
+    """The next committed tokens of a sample and the text they settle, either of which may be empty."""
 
     first_index: int  # place of the first token in the output
     tokens: tuple[CommittedToken, ...]
     text: str
+    sample_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The generation is over."""
+    """A sample is over; the generation is when all of them are."""
 
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
     speculation: SpeculationStats
+    sample_index: int = 0
 
 
-GenerationEvent = Started | Produced | Finished
+GenerationEvent = Started | Prompted | Produced | Finished
 
 
 @dataclass(frozen=True, slots=True)

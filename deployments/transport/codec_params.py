@@ -83,6 +83,10 @@ def encode_sampling(params: SamplingParams) -> types_pb2.SamplingParams:
         include_stop_str_in_output=params.include_stop_str_in_output,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        typical_p=params.typical_p,
+        skip_special_tokens=params.skip_special_tokens,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
     )
 
 
@@ -116,6 +120,10 @@ def decode_sampling(message: types_pb2.SamplingParams) -> SamplingParams:
         include_stop_str_in_output=filled.include_stop_str_in_output,
         stop_token_ids=tuple(filled.stop_token_ids),
         ignore_eos=filled.ignore_eos,
+        typical_p=filled.typical_p,
+        skip_special_tokens=filled.skip_special_tokens,
+        logprobs=filled.logprobs if filled.HasField("logprobs") else None,
+        prompt_logprobs=filled.prompt_logprobs if filled.HasField("prompt_logprobs") else None,
     )
 
 

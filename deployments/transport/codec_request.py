@@ -49,6 +49,8 @@ def encode_generate_request(call: GenerationCall) -> generation_pb2.GenerateRequ
             max_draft_tokens=params.speculation.max_draft_tokens,
             acceptance_rule=encode_rule(params.speculation.rule),
             bad_words_text=call.bad_words_text,
+            n=params.n,
+            echo=params.echo,
         )
         _set_prompt(request, call.prompt)
     except UnicodeEncodeError as error:
@@ -72,6 +74,8 @@ def decode_generate_request(
         sampling=decode_sampling(request.sampling),
         speculation=_decode_speculation(request, defaults),
         seed=request.seed if request.HasField("seed") else None,
+        n=request.n if request.HasField("n") else 1,
+        echo=request.echo,
     )
     return GenerationCall(_decode_prompt(request), params, tuple(request.bad_words_text))
 

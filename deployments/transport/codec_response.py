@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from deployments.transport.api_records import Finished, ModelInfo, Produced, Started
+from deployments.transport.api_records import Finished, ModelInfo, Produced, Prompted, Started
+from deployments.transport.codec_logprobs import decode_token_logprobs, encode_token_logprobs
 from deployments.transport.codec_params import decode_rule, encode_rule
 from deployments.transport.wire_limits import (
     MAX_SESSION_ID_CHARS,
@@ -14,13 +15,14 @@ from deployments.transport.wire_limits import (
     token_ids,
 )
 from specdec_core.errors import ProtocolError
-from specdec_core.params import MAX_DRAFT_TOKENS, SpeculationParams
+from specdec_core.params import MAX_DRAFT_TOKENS, MAX_PROMPT_LOGPROBS, SpeculationParams
 from specdec_core.stats import FallbackReason, SpeculationStats
 from specdec_core.types import CommittedToken, FinishReason, TokenKind
 from specdec_proto.v1 import generation_pb2, types_pb2
 
 if TYPE_CHECKING:
     from deployments.transport.api_records import GenerationEvent
+    from specdec_core.types import TokenLogprobs
 
 _KINDS = {
     TokenKind.ACCEPTED: types_pb2.TOKEN_KIND_ACCEPTED,
@@ -47,14 +49,13 @@ def encode_event(event: GenerationEvent) -> generation_pb2.GenerateResponse:
                 session_id=session_id, seed=seed, prompt_tokens=prompt_tokens
             )
             return generation_pb2.GenerateResponse(started=started)
-        case Produced(first_index, tokens, text):
-            produced = generation_pb2.GeneratedTokens(
-                first_index=first_index,
-                token_ids=[each.token for each in tokens],
-                kinds=[_KINDS[each.kind] for each in tokens],
-                text=text,
+        case Prompted(token_ids, text, logprobs):
+            prompt = generation_pb2.GenerationPrompt(
+                token_ids=token_ids, text=text, logprobs=encode_token_logprobs(logprobs)
             )
-            return generation_pb2.GenerateResponse(tokens=produced)
+            return generation_pb2.GenerateResponse(prompt=prompt)
+        case Produced():
+            return generation_pb2.GenerateResponse(tokens=_encode_produced(event))
         case Finished():
             return generation_pb2.GenerateResponse(finished=_encode_finished(event))
         case _:
@@ -73,6 +74,8 @@ def decode_event(response: generation_pb2.GenerateResponse) -> GenerationEvent:
             started = response.started
             check_chars("session_id", started.session_id, 1, MAX_SESSION_ID_CHARS)
             return Started(started.session_id, started.seed, started.prompt_tokens)
+        case "prompt":
+            return _decode_prompted(response.prompt)
         case "tokens":
             return _decode_produced(response.tokens)
         case "finished":
@@ -120,6 +123,18 @@ def decode_model_info(response: generation_pb2.GetModelResponse) -> ModelInfo:
     )
 
 
+def _encode_produced(event: Produced) -> generation_pb2.GeneratedTokens:
+    told = [each.logprobs for each in event.tokens if each.logprobs is not None]
+    return generation_pb2.GeneratedTokens(
+        first_index=event.first_index,
+        token_ids=[each.token for each in event.tokens],
+        kinds=[_KINDS[each.kind] for each in event.tokens],
+        text=event.text,
+        sample_index=event.sample_index,
+        logprobs=encode_token_logprobs(told),
+    )
+
+
 def _encode_finished(event: Finished) -> generation_pb2.GenerationFinished:
     return generation_pb2.GenerationFinished(
         finish_reason=_REASONS[event.finish_reason],
@@ -127,6 +142,7 @@ def _encode_finished(event: Finished) -> generation_pb2.GenerationFinished:
             prompt_tokens=event.prompt_tokens, completion_tokens=event.completion_tokens
         ),
         speculation=_encode_stats(event.speculation),
+        sample_index=event.sample_index,
     )
 
 
@@ -146,11 +162,22 @@ def _encode_stats(stats: SpeculationStats) -> types_pb2.SpeculationStats:
 def _decode_produced(message: generation_pb2.GeneratedTokens) -> Produced:
     ids = token_ids("tokens.token_ids", message.token_ids, 0, MAX_TOKENS)
     check_count("tokens.kinds", len(message.kinds), len(ids), len(ids))
-    tokens = tuple(
-        CommittedToken(token, _decode_kind(number))
-        for token, number in zip(ids, message.kinds, strict=True)
+    kinds = map(_decode_kind, message.kinds)
+    logprobs: tuple[TokenLogprobs | None, ...] = (None,) * len(ids)
+    if message.logprobs:
+        logprobs = decode_token_logprobs("tokens.logprobs", message.logprobs, len(ids))
+        check_count("tokens.logprobs", len(logprobs), len(ids), len(ids))
+    tokens = tuple(map(CommittedToken, ids, kinds, logprobs))
+    return Produced(message.first_index, tokens, message.text, message.sample_index)
+
+
+def _decode_prompted(message: generation_pb2.GenerationPrompt) -> Prompted:
+    ids = token_ids("prompt.token_ids", message.token_ids, 0, MAX_TOKENS)
+    return Prompted(
+        ids,
+        message.text,
+        decode_token_logprobs("prompt.logprobs", message.logprobs, MAX_PROMPT_LOGPROBS),
     )
-    return Produced(message.first_index, tokens, message.text)
 
 
 def _decode_kind(number: int) -> TokenKind:
@@ -169,6 +196,7 @@ def _decode_finished(message: generation_pb2.GenerationFinished) -> Finished:
         prompt_tokens=message.usage.prompt_tokens,
         completion_tokens=message.usage.completion_tokens,
         speculation=_decode_stats(message.speculation),
+        sample_index=message.sample_index,
     )
 
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, assert_never
 
+from deployments.transport.codec_logprobs import (
+    check_logprobs,
+    decode_draft_logprobs,
+    decode_token_logprobs,
+    encode_draft_logprobs,
+    encode_token_logprobs,
+)
 from deployments.transport.status import error_of, one_line
 from deployments.transport.tensor_codec import (
     TensorLimits,
@@ -22,7 +29,7 @@ from deployments.transport.wire_limits import (
     token_ids,
 )
 from specdec_core.errors import ErrorCode, InvalidArgumentError, ProtocolError, SpecdecError
-from specdec_core.params import MAX_DRAFT_TOKENS
+from specdec_core.params import MAX_DRAFT_TOKENS, MAX_PROMPT_LOGPROBS
 from specdec_core.types import (
     BlockTest,
     Coupled,
@@ -38,7 +45,7 @@ from specdec_proto.v1 import types_pb2
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdec_core.types import Proposal
+    from specdec_core.types import Outcome, Proposal
 
 SPARSE_LIMITS = TensorLimits(
     max_bytes=64 + 4 * MAX_DRAFT_TOKENS * MAX_SUPPORT,
@@ -46,7 +53,6 @@ SPARSE_LIMITS = TensorLimits(
     max_dim=max(MAX_DRAFT_TOKENS, MAX_SUPPORT),
 )
 _SUM_TOLERANCE = 1e-3
-_MAX_LOGPROB = 1e-3  # a log probability may round to a little above 0
 _CODES = {
     ErrorCode.INVALID_ARGUMENT: types_pb2.ERROR_CODE_INVALID_ARGUMENT,
     ErrorCode.UNSUPPORTED: types_pb2.ERROR_CODE_UNSUPPORTED,
@@ -90,12 +96,15 @@ def decode_draft(message: types_pb2.DraftBlock, base_len: int, epoch: int) -> Dr
 
 def encode_evidence(evidence: Evidence) -> types_pb2.Evidence:
     """The evidence without its stamp."""
+    message = types_pb2.Evidence(prompt_logprobs=encode_token_logprobs(evidence.prompt_logprobs))
+    if evidence.logprobs is not None:
+        message.logprobs.CopyFrom(encode_draft_logprobs(evidence.logprobs))
     match evidence.outcome:
         case TargetDraws(tokens):
-            return types_pb2.Evidence(target_draws=types_pb2.TargetDraws(tokens=tokens))
+            message.target_draws.tokens.extend(tokens)
         case RatioTest() as test:
-            return types_pb2.Evidence(
-                ratio_test=types_pb2.RatioTest(
+            message.ratio_test.CopyFrom(
+                types_pb2.RatioTest(
                     target_logprobs=test.target_logprobs,
                     draft_logprobs=test.draft_logprobs,
                     residual_tokens=test.residual_tokens,
@@ -103,10 +112,11 @@ def encode_evidence(evidence: Evidence) -> types_pb2.Evidence:
                 )
             )
         case BlockTest(accept_probs, tokens):
-            block = types_pb2.BlockTest(accept_probs=accept_probs, tokens=tokens)
-            return types_pb2.Evidence(block_test=block)
+            message.block_test.accept_probs.extend(accept_probs)
+            message.block_test.tokens.extend(tokens)
         case _:
             assert_never(evidence.outcome)
+    return message
 
 
 def decode_evidence(message: types_pb2.Evidence, base_len: int, epoch: int) -> Evidence:
@@ -116,18 +126,16 @@ def decode_evidence(message: types_pb2.Evidence, base_len: int, epoch: int) -> E
         InvalidArgumentError: if a bound is exceeded, lists differ in length or a (log) probability is none.
         ProtocolError: if the outcome is missing.
     """
-    match message.WhichOneof("outcome"):
-        case "target_draws":
-            tokens = token_ids(
-                "evidence.tokens", message.target_draws.tokens, 1, MAX_DRAFT_TOKENS + 1
-            )
-            return Evidence(base_len, epoch, TargetDraws(tokens))
-        case "ratio_test":
-            return Evidence(base_len, epoch, _decode_ratio_test(message.ratio_test))
-        case "block_test":
-            return Evidence(base_len, epoch, _decode_block_test(message.block_test))
-        case _:
-            raise ProtocolError("evidence: has no outcome")
+    told = message.logprobs if message.HasField("logprobs") else None
+    return Evidence(
+        base_len,
+        epoch,
+        _decode_outcome(message),
+        told and decode_draft_logprobs(told),
+        decode_token_logprobs(
+            "evidence.prompt_logprobs", message.prompt_logprobs, MAX_PROMPT_LOGPROBS
+        ),
+    )
 
 
 def encode_failure(error: SpecdecError) -> types_pb2.Failure:
@@ -202,6 +210,19 @@ def _sums_to_one(law: Sequence[float]) -> bool:
     return abs(math.fsum(law) - 1.0) <= _SUM_TOLERANCE
 
 
+def _decode_outcome(message: types_pb2.Evidence) -> Outcome:
+    match message.WhichOneof("outcome"):
+        case "target_draws":
+            draws = message.target_draws.tokens
+            return TargetDraws(token_ids("evidence.tokens", draws, 1, MAX_DRAFT_TOKENS + 1))
+        case "ratio_test":
+            return _decode_ratio_test(message.ratio_test)
+        case "block_test":
+            return _decode_block_test(message.block_test)
+        case _:
+            raise ProtocolError("evidence: has no outcome")
+
+
 def _decode_ratio_test(message: types_pb2.RatioTest) -> RatioTest:
     residual = token_ids("evidence.residual_tokens", message.residual_tokens, 0, MAX_DRAFT_TOKENS)
     (bonus,) = token_ids("evidence.bonus_token", (message.bonus_token,), 1, 1)
@@ -210,8 +231,7 @@ def _decode_ratio_test(message: types_pb2.RatioTest) -> RatioTest:
         ("evidence.draft_logprobs", message.draft_logprobs),
     ):
         check_count(field, len(logprobs), len(residual), len(residual))
-        if not all(logprob <= _MAX_LOGPROB for logprob in logprobs):
-            raise InvalidArgumentError(field, "each must be a log probability, at most 0")
+        check_logprobs(field, logprobs)
     if not all(map(math.isfinite, message.draft_logprobs)):
         raise InvalidArgumentError("evidence.draft_logprobs", "each must be finite")
     return RatioTest(

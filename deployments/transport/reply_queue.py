@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from specdec_core.errors import OverloadedError
+from specdec_core.messages import Verified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +53,18 @@ class ReplyQueue:
         await self._changed.wait()
         if self._error is not None:
             raise self._error
-        batch = self._replies[:MAX_PER_FRAME]
-        del self._replies[:MAX_PER_FRAME]
+        batch = self._replies[: _num_in_frame(self._replies)]
+        del self._replies[: len(batch)]
         if not self._replies and not self._ended:
             self._changed.clear()
         return batch
+
+
+def _num_in_frame(replies: Sequence[RoleReply]) -> int:
+    """How many go into the next frame; of those that tell of a whole prompt, which are large, one at most."""
+    large = [
+        index
+        for index, reply in enumerate(replies[:MAX_PER_FRAME])
+        if isinstance(reply, Verified) and reply.evidence.prompt_logprobs
+    ]
+    return large[1] if len(large) > 1 else MAX_PER_FRAME

@@ -23,6 +23,7 @@ from specdec_core.models.forward import Segment
 from specdec_core.params import check_token_ids
 from specdec_core.roles.session_table import SessionTable
 from specdec_core.sampling.evidence import VerifyRequest, evidence
+from specdec_core.sampling.logprobs import LogprobRequest, draft_logprobs, token_logprobs
 from specdec_core.sampling.process import Row, process
 from specdec_core.scheduling.batching import Work, plan_step
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from specdec_core.messages import RoleReply, TargetMessage
     from specdec_core.models.forward import CausalModel, SequenceKv
     from specdec_core.scheduling.batching import Chunk
-    from specdec_core.types import DraftBlock
+    from specdec_core.types import DraftBlock, DraftLogprobs, Evidence, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,22 @@ class _Job:
 
     session: _Session
     draft: DraftBlock
+    num_told: int  # prompt tokens, all but the first to be told of; 0 if not asked for
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # grows chunk by chunk
 
     @property
     def num_rows(self) -> int:
         return self.draft.num_draft_tokens + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A chunk about to be forwarded."""
+
+    job: _Job
+    segment: Segment
+    told: Sequence[int]  # prompt tokens that the first rows of logits tell of
+    num_rows: int  # the last rows, for the draft; 0 before the last chunk
 
 
 class TargetRole:
@@ -110,7 +123,9 @@ class TargetRole:
         self._check(message, held)
         held.kv.truncate(min(message.base_len, held.kv.length))
         held.tokens[message.base_len :] = [*message.tokens, *message.draft.tokens]
-        self._jobs[message.session_id] = _Job(held, message.draft)
+        is_told = held.opened.params.prompt_logprobs is not None and message.base_len == 0
+        num_told = min(held.opened.prompt_len, len(message.tokens)) if is_told else 0
+        self._jobs[message.session_id] = _Job(held, message.draft, num_told)
 
     def _check(self, message: Extend, held: _Session) -> None:
         end = message.base_len + len(message.tokens)
@@ -130,20 +145,25 @@ class TargetRole:
         check_token_ids("draft.tokens", message.draft.tokens, self._model.spec.vocab_size)
 
     def _forward(self, chunks: Sequence[Chunk]) -> list[RoleReply]:
+        reads = [self._read(chunk) for chunk in chunks]
         try:
-            logits = self._model.forward([self._segment(chunk) for chunk in chunks])
+            logits = self._model.forward([read.segment for read in reads])
         except OverloadedError as error:
             youngest = self._sessions.youngest({chunk.session_id for chunk in chunks}).opened
             self._fail(youngest.session_id, youngest.epoch, error)
             return []
+        logits = _tell_prompts(reads, logits)
         done = [self._jobs.pop(chunk.session_id) for chunk in chunks if chunk.is_last]
         return self._answer(done, logits) if done else []
 
-    def _segment(self, chunk: Chunk) -> Segment:
+    def _read(self, chunk: Chunk) -> _Read:
         job = self._jobs[chunk.session_id]
-        start = job.session.kv.length
-        tokens = job.session.tokens[start : start + chunk.num_tokens]
-        return Segment(job.session.kv, tokens, job.num_rows if chunk.is_last else 0)
+        start, held = job.session.kv.length, job.session.tokens
+        end = start + chunk.num_tokens
+        told = held[start + 1 : min(end + 1, job.num_told)]
+        num_rows = job.num_rows if chunk.is_last else 0
+        num_logits = chunk.num_tokens if told else num_rows
+        return _Read(job, Segment(job.session.kv, held[start:end], num_logits), told, num_rows)
 
     def _answer(self, jobs: Sequence[_Job], logits: torch.Tensor) -> list[RoleReply]:
         """Evidence for every session of a batch; where one breaks the sampler, it alone fails."""
@@ -172,6 +192,20 @@ class TargetRole:
             del self._jobs[session_id]
 
 
+def _tell_prompts(reads: Sequence[_Read], logits: torch.Tensor) -> torch.Tensor:
+    """Read off the rows of prompts; returns the rows of drafts."""
+    if not any(read.told for read in reads):
+        return logits
+    kept = []
+    parts = torch.split(logits, [read.segment.num_logits for read in reads])
+    for read, rows in zip(reads, parts, strict=True):
+        num_top = read.job.session.opened.params.prompt_logprobs or 0
+        told = token_logprobs(rows[: len(read.told)], read.told, num_top)
+        read.job.prompt_logprobs.extend(told)
+        kept.append(rows[len(rows) - read.num_rows :])
+    return torch.cat(kept)
+
+
 def _evidence(jobs: Sequence[_Job], logits: torch.Tensor) -> list[RoleReply]:
     rows, requests = [], []
     for job in jobs:
@@ -180,7 +214,32 @@ def _evidence(jobs: Sequence[_Job], logits: torch.Tensor) -> list[RoleReply]:
         rows += [Row(tokens[:end], opened.prompt_len, opened.params) for end in ends]
         requests.append(VerifyRequest(draft, opened.rule, opened.noise))
     answers = evidence(process(logits, rows), requests)
+    told = _logprobs(jobs, logits, answers)
     return [
-        Verified(job.session.opened.session_id, replace(answer, epoch=job.session.opened.epoch))
+        Verified(
+            name,
+            replace(
+                answer,
+                epoch=job.session.opened.epoch,
+                logprobs=told.get(name),
+                prompt_logprobs=tuple(job.prompt_logprobs),
+            ),
+        )
         for job, answer in zip(jobs, answers, strict=True)
+        for name in [job.session.opened.session_id]
     ]
+
+
+def _logprobs(
+    jobs: Sequence[_Job], logits: torch.Tensor, answers: Sequence[Evidence]
+) -> dict[str, DraftLogprobs]:
+    """What the sessions that ask for log-probabilities are told, by session."""
+    requests, end = {}, 0
+    for job, answer in zip(jobs, answers, strict=True):
+        start, end = end, end + job.num_rows
+        opened = job.session.opened
+        if opened.params.logprobs is not None:
+            requests[opened.session_id] = LogprobRequest(
+                range(start, end), job.draft.tokens, answer.outcome.tokens, opened.params.logprobs
+            )
+    return dict(zip(requests, draft_logprobs(logits, list(requests.values())), strict=True))

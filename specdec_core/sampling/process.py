@@ -14,6 +14,7 @@ that of vLLM V1 (``vllm/v1/sample/sampler.py``), the engine whose parameter name
 9. ``min_p``
 10. ``top_k``
 11. ``top_p``, on the law renormalised after ``top_k``
+12. ``typical_p``, on the law renormalised after ``top_p``, where transformers has it (vLLM has none)
 
 Where a user of transformers sees a difference: there ``min_p`` comes after ``top_k`` and ``top_p`` (it changes which mass ``top_p``
 counts), masks come after the repetition penalty (same result), ``sequence_bias`` may span several tokens, ``top_k`` keeps every

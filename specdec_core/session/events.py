@@ -13,7 +13,7 @@ from specdec_core.messages import Proposed, Verified
 if TYPE_CHECKING:
     from specdec_core.errors import SpecdecError
     from specdec_core.messages import Close, Extend, Open, Propose
-    from specdec_core.types import CommittedToken, FinishReason
+    from specdec_core.types import CommittedToken, FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,13 @@ class RequestVerify:
 
 
 @dataclass(frozen=True, slots=True)
+class EmitPrompt:
+    """Deliver what the target says of the prompt; once, before the first ``Emit``, where it is asked for."""
+
+    logprobs: tuple[TokenLogprobs, ...]  # of each prompt token but the first
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     """Deliver what a round committed; ``text`` may be empty while characters or stop strings are incomplete."""
 
@@ -125,4 +132,5 @@ class Finish:
     error: SpecdecError | None
 
 
-Effect = OpenTarget | OpenDrafter | RequestDraft | RequestVerify | Emit | Release | Finish
+Output = EmitPrompt | Emit | Finish
+Effect = OpenTarget | OpenDrafter | RequestDraft | RequestVerify | Release | Output

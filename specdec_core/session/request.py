@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from specdec_core.errors import InvalidArgumentError
-from specdec_core.params import check_prompt
+from specdec_core.params import check_prompt, check_prompt_logprobs
 from specdec_core.session.state import SessionSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from specdec_core.draft_length.base import DraftLengthPolicy
     from specdec_core.params import GenerationParams
-    from specdec_core.session.commit_gate import TextDecoder
     from specdec_core.types import NoiseKey
+
+
+class Detokenizer(Protocol):
+    """Token ids to text."""
+
+    def __call__(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class ServedModel:
     draft_length: Callable[
         [int], DraftLengthPolicy
     ]  # the policy of a request, given its most draft tokens
-    decode: TextDecoder
+    decode: Detokenizer
 
 
 def prepare(
@@ -46,6 +52,7 @@ def prepare(
         InvalidArgumentError: naming the field and what is allowed.
     """
     check_prompt(prompt, vocab_size=model.vocab_size, max_context=model.max_context)
+    check_prompt_logprobs(prompt, params.sampling)
     params.sampling.check_vocabulary(model.vocab_size)
     wanted = params.speculation.max_draft_tokens
     if model.max_draft_tokens and wanted > model.max_draft_tokens:
@@ -63,5 +70,5 @@ def prepare(
         max_context=model.max_context,
         max_draft_tokens=most,
         draft_length=model.draft_length(most),
-        decode=model.decode,
+        decode=partial(model.decode, skip_special_tokens=params.sampling.skip_special_tokens),
     )

@@ -6,20 +6,35 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specdec_core.draft_length.base import RoundObservation, room
-from specdec_core.errors import InvariantError
+from specdec_core.errors import InvariantError, ProtocolError
 from specdec_core.messages import Close, Extend, Propose
 from specdec_core.session.commit_gate import admit
-from specdec_core.session.events import Emit, Finish, Release, RequestDraft, RequestVerify
+from specdec_core.session.events import (
+    Emit,
+    EmitPrompt,
+    Finish,
+    Release,
+    RequestDraft,
+    RequestVerify,
+)
 from specdec_core.session.phases import Phase
 from specdec_core.stats import FallbackReason
 from specdec_core.types import CommittedToken, DraftBlock, OneHot, TokenKind
 from specdec_core.verification.decide import decide
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from specdec_core.errors import SpecdecError
     from specdec_core.session.events import Effect
     from specdec_core.session.state import SessionState
-    from specdec_core.types import Evidence, FinishReason, Verdict
+    from specdec_core.types import (
+        DraftLogprobs,
+        Evidence,
+        FinishReason,
+        TokenLogprobs,
+        Verdict,
+    )
 
 Step = tuple["SessionState", tuple["Effect", ...]]
 
@@ -49,35 +64,64 @@ def commit(state: SessionState, evidence: Evidence) -> Step:
     """Decide, let the verified tokens through the gate one by one, then begin the next round or end."""
     if state.draft is None:
         raise InvariantError(f"session {state.spec.session_id} has evidence but no draft")
+    _check_told(state, evidence)
     verdict = decide(state.draft, evidence, state.spec.noise)
-    state, emit, finish = _admit_all(state, state.draft, verdict)
+    of_prompt = (EmitPrompt(evidence.prompt_logprobs),) if awaits_prompt_logprobs(state) else ()
+    verified = _verified(state.draft, verdict, evidence.logprobs)
+    state, emit, finish = _admit_all(state, state.draft, verified)
     following, effects = end(state, finish) if finish else propose(state)
-    return following, (emit, *effects)
+    return following, (*of_prompt, emit, *effects)
+
+
+def awaits_prompt_logprobs(state: SessionState) -> bool:
+    """Whether the prompt's log-probabilities are asked for and not yet delivered: they come with the first answer."""
+    return state.spec.params.prompt_logprobs is not None and state.num_output_tokens == 0
+
+
+def _check_told(state: SessionState, evidence: Evidence) -> None:
+    """Refuse evidence without the log-probabilities that the session asked for."""
+    if state.spec.params.logprobs is not None and evidence.logprobs is None:
+        raise ProtocolError("the evidence lacks log-probabilities")
+    expected, told = len(state.spec.prompt) - 1, len(evidence.prompt_logprobs)
+    if awaits_prompt_logprobs(state) and told != expected:
+        raise ProtocolError(f"the evidence tells of {told} prompt tokens instead of {expected}")
+
+
+def _verified(
+    draft: DraftBlock, verdict: Verdict, logprobs: DraftLogprobs | None
+) -> list[CommittedToken]:
+    """The tokens of a round before any cut."""
+    num_accepted = verdict.num_accepted
+    kinds = [TokenKind.ACCEPTED] * num_accepted + [verdict.kind]
+    tokens = [*draft.tokens[:num_accepted], verdict.next_token]
+    told: list[TokenLogprobs | None] = [None] * len(tokens)
+    if logprobs is not None:
+        told = [*map(logprobs.of_draft, range(num_accepted)), logprobs.of_emitted(num_accepted)]
+    return list(map(CommittedToken, tokens, kinds, told))
 
 
 def _admit_all(
-    state: SessionState, draft: DraftBlock, verdict: Verdict
+    state: SessionState, draft: DraftBlock, verified: Sequence[CommittedToken]
 ) -> tuple[SessionState, Emit, FinishReason | None]:
-    accepted = tuple(
-        CommittedToken(token, TokenKind.ACCEPTED) for token in draft.tokens[: verdict.num_accepted]
-    )
+    """Let the tokens of a round through the gate until one ends the generation; the rest leaves no trace."""
     tokens, gate, finish = list(state.tokens), state.gate, None
     committed: list[CommittedToken] = []
     text = ""
-    for verified in (*accepted, CommittedToken(verdict.next_token, verdict.kind)):
-        tokens.append(verified.token)
-        committed.append(verified)
+    for each in verified:
+        tokens.append(each.token)
+        committed.append(each)
         admission = admit(gate, tokens, state.spec.gate_rules)
         gate, finish = admission.state, admission.finish
         text += admission.text
         if finish:
             break
+    num_accepted = len(verified) - 1
     state = replace(
         state,
         tokens=tuple(tokens),
         gate=gate,
-        last_round=RoundObservation(draft.num_draft_tokens, verdict.num_accepted),
-        stats=state.stats.with_round(draft.num_draft_tokens, verdict.num_accepted, len(committed)),
+        last_round=RoundObservation(draft.num_draft_tokens, num_accepted),
+        stats=state.stats.with_round(draft.num_draft_tokens, num_accepted, len(committed)),
         target=replace(state.target, synced_len=len(tokens) - 1),
         target_losses=0,
     )

@@ -26,6 +26,7 @@ from specdec_core.session.events import (
 from specdec_core.session.phases import NEXT_PHASES, TRANSITIONS, Action, Phase
 from specdec_core.session.round import (
     Step,
+    awaits_prompt_logprobs,
     catch_up_drafter,
     commit,
     draft_room,
@@ -192,8 +193,10 @@ def _refuse(state: SessionState, event: Input) -> Step:
 
 
 def _open(state: SessionState, epoch: int) -> Open:
-    spec = state.spec
-    return Open(spec.session_id, epoch, len(spec.prompt), spec.params, spec.rule, spec.noise)
+    spec, params = state.spec, state.spec.params
+    if not awaits_prompt_logprobs(state):
+        params = replace(params, prompt_logprobs=None)
+    return Open(spec.session_id, epoch, len(spec.prompt), params, spec.rule, spec.noise)
 
 
 # The table pairs each action with the input types it is for, which the type of this mapping cannot say.

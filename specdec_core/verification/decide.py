@@ -33,7 +33,7 @@ def decide(draft: DraftBlock, evidence: Evidence, noise: NoiseKey) -> Verdict:
             accepted = ratio.count_accepted(
                 test, lambda index: uniform(noise, draft.base_len + index, Stream.ACCEPT)
             )
-            next_token = (*test.residual_tokens, test.bonus_token)[accepted]
+            next_token = test.tokens[accepted]
         case BlockTest(tokens=tokens) as test:
             key = round_key(noise, draft.base_len)
             accepted = block.count_accepted(
@@ -61,6 +61,9 @@ def _check_fit(draft: DraftBlock, evidence: Evidence) -> None:
             rows = (len(accept_probs), len(tokens) - 1)
         case _ as unreachable:
             assert_never(unreachable)
+    if evidence.logprobs is not None:
+        told = evidence.logprobs
+        rows = (*rows, len(told.draft), len(told.emitted) - 1, len(told.top) - 1)
     if evidence.base_len != draft.base_len or any(
         count != draft.num_draft_tokens for count in rows
     ):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from specdec_core.session.state import SessionState
 
 
+SPECIAL = 11
+
+
 @dataclass(frozen=True)
 class Wish:
     session_id: str
@@ -34,6 +37,12 @@ def letters(tokens: Sequence[int]) -> str:
     return "".join(chr(ord("a") + token % 26) for token in tokens)
 
 
+def detokenize(tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+    """``letters`` for a served model; token 11 is special, and reads ``<l>`` where it is not left out."""
+    shown = "" if skip_special_tokens else "<l>"
+    return "".join(shown if token == SPECIAL else letters([token]) for token in tokens)
+
+
 def served(model: CausalModel, max_draft_tokens: int = 32) -> ServedModel:
     spec = model.spec
     return ServedModel(
@@ -42,7 +51,7 @@ def served(model: CausalModel, max_draft_tokens: int = 32) -> ServedModel:
         spec.eos_token_ids,
         max_draft_tokens,
         Fixed,
-        letters,
+        detokenize,
     )
 
 

@@ -64,7 +64,7 @@ def _shift(
 
 
 def _truncate(weights: dict[int, float], params: SamplingParams) -> dict[int, float]:
-    """min_p, top_k and top_p of weights in descending order whose first is 1."""
+    """min_p, top_k, top_p and typical_p of weights in descending order whose first is 1."""
     kept = [token for token, weight in weights.items() if weight >= params.min_p]
     if params.top_k:
         kept = kept[: params.top_k]
@@ -78,4 +78,19 @@ def _truncate(weights: dict[int, float], params: SamplingParams) -> dict[int, fl
             nucleus.append(token)
             reached += weights[token]
         kept = nucleus
+    if params.typical_p < 1.0:
+        kept = _typical({token: weights[token] for token in kept}, params.typical_p)
     return {token: weights[token] for token in kept}
+
+
+def _typical(weights: dict[int, float], share: float) -> list[int]:
+    """Tokens in the order of how far their surprise is from the entropy, until they hold the share."""
+    total = math.fsum(weights.values())
+    surprise = {token: math.log(total / weight) for token, weight in weights.items()}
+    entropy = math.fsum(weights[token] * surprise[token] for token in weights) / total
+    kept: list[int] = []
+    for token in sorted(weights, key=lambda each: (abs(surprise[each] - entropy), each)):
+        if math.fsum(weights[each] for each in kept) >= share * total:
+            break
+        kept.append(token)
+    return kept

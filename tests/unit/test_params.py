@@ -27,6 +27,9 @@ REFUSED: list[tuple[str, list[object]]] = [
     ("top_k", [-1, 65536 * 16 + 1, 1.0, NAN, True]),
     ("top_p", [0.0, -0.5, 1.01, NAN, INF, True]),
     ("min_p", [-0.01, 1.01, NAN, INF, False]),
+    ("typical_p", [0.0, -0.5, 1.01, NAN, INF, True]),
+    ("logprobs", [-1, 21, 1.0, NAN, True]),
+    ("prompt_logprobs", [-1, 21, 1.0, NAN, True]),
     ("repetition_penalty", [0.0, -1.0, 10.1, NAN, INF, True]),
     ("presence_penalty", [-2.1, 2.1, NAN, INF, True]),
     ("frequency_penalty", [-2.1, 2.1, NAN, -INF, True]),
@@ -45,6 +48,9 @@ ALLOWED: list[tuple[str, list[object]]] = [
     ("top_k", [0, 1, 65536 * 16]),
     ("top_p", [1e-9, 1, 1.0]),
     ("min_p", [0.0, 1.0]),
+    ("typical_p", [1e-9, 1, 1.0]),
+    ("logprobs", [None, 0, 20]),
+    ("prompt_logprobs", [None, 0, 20]),
     ("repetition_penalty", [1e-9, 1.0, 10.0]),
     ("presence_penalty", [-2.0, 0, 2.0]),
     ("frequency_penalty", [-2.0, 0, 2.0]),
@@ -88,7 +94,7 @@ def test_a_value_at_its_bound_is_kept(name: str, value: object) -> None:
 
 
 def test_every_field_that_has_bounds_is_tested_on_both_sides() -> None:
-    unbounded = {"include_stop_str_in_output", "ignore_eos"}
+    unbounded = {"include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
     fields = set(SamplingParams.__dataclass_fields__) - unbounded
     assert {name for name, _ in REFUSED} == {name for name, _ in ALLOWED} == fields
 

@@ -17,6 +17,7 @@ from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from specdec_core.errors import InvalidArgumentError, InvariantError
@@ -57,6 +58,7 @@ some_params = st.builds(
     top_k=st.sampled_from([0, 0, 1, 2, 3, 8, 100]),
     top_p=st.sampled_from([1.0, 1.0, 1e-6, 0.25, 0.5, 0.75, 0.95]),
     min_p=st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.25, 0.5, 0.95]),
     repetition_penalty=st.sampled_from([0.5, 1.0, 2.0, 4.0]),
     presence_penalty=st.sampled_from([-1.0, 0.0, 0.5, 2.0]),
     frequency_penalty=st.sampled_from([-0.5, 0.0, 0.25, 2.0]),
@@ -106,6 +108,8 @@ def test_any_options_in_any_batch_give_the_law_of_the_slow_sampler(
         (SamplingParams(top_p=0.8), TopPLogitsWarper(0.8)),
         (SamplingParams(top_p=0.999), TopPLogitsWarper(0.999)),
         (SamplingParams(min_p=0.05), MinPLogitsWarper(0.05)),
+        (SamplingParams(typical_p=0.3), TypicalLogitsWarper(0.3)),
+        (SamplingParams(typical_p=0.95), TypicalLogitsWarper(0.95)),
         (SamplingParams(repetition_penalty=1.3), RepetitionPenaltyLogitsProcessor(1.3)),
         (SamplingParams(repetition_penalty=0.8), RepetitionPenaltyLogitsProcessor(0.8)),
         (
@@ -133,6 +137,8 @@ MIXED = [
     SamplingParams(temperature=5.0, top_p=0.9),  # a nucleus wider than the narrow heads
     SamplingParams(top_k=50),
     SamplingParams(top_k=3, top_p=0.5, min_p=0.01),
+    SamplingParams(temperature=0.7, top_p=0.98, typical_p=0.4),
+    SamplingParams(temperature=5.0, typical_p=0.9),
     SamplingParams(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.1),
     SamplingParams(logit_bias=((17, 5.0), (4999, -3.0)), bad_words=((8,), (1, 12))),
     SamplingParams(allowed_token_ids=(3, 700, 4000), min_tokens=9, stop_token_ids=(700,)),
@@ -288,3 +294,25 @@ def test_logits_already_excluded_by_the_model_stay_excluded() -> None:
     params = SamplingParams(repetition_penalty=2.0, logit_bias=((0, 5.0),), top_p=0.9)
 
     assert law_of([-math.inf, 1.0, 1.0], params) == pytest.approx([0.0, 0.5, 0.5])
+
+
+def test_typical_p_keeps_the_tokens_nearest_the_entropy_and_may_drop_the_likeliest() -> None:
+    logits = [math.log(prob) for prob in (0.6, 0.1, 0.1, 0.1, 0.1)]
+
+    law = law_of(logits, SamplingParams(typical_p=0.5))  # surprises 0.51, 2.30; entropy 1.23
+
+    assert law == pytest.approx([1.0, 0.0, 0.0, 0.0, 0.0])
+    logits = [math.log(prob) for prob in (0.45, 0.11, 0.11, 0.11, 0.11, 0.11)]  # 0.80, 2.21; 1.57
+    assert law_of(logits, SamplingParams(typical_p=0.3)) == pytest.approx(
+        [0, 1 / 3, 1 / 3, 1 / 3, 0, 0]
+    )
+
+
+def test_typical_p_counts_the_law_left_by_top_p_as_transformers_does() -> None:
+    logits = random_logits(rows=6, vocab=50, seed=12)
+    ids = torch.zeros(6, 1, dtype=torch.int64)
+    expected = TypicalLogitsWarper(0.5)(ids, TopPLogitsWarper(0.8)(ids, logits.clone()))
+
+    law = process(logits, [Row([0], 1, SamplingParams(top_p=0.8, typical_p=0.5))] * 6)
+
+    torch.testing.assert_close(law, expected.log_softmax(dim=-1), atol=2e-5, rtol=1e-5)

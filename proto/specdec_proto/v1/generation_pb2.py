@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from specdec_proto.v1 import types_pb2 as specdec__proto_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!specdec_proto/v1/generation.proto\x12\x10specdec_proto.v1\x1a\x1cspecdec_proto/v1/types.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\x04\x43hat\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.specdec_proto.v1.ChatMessage\"\xdb\x02\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12/\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x1a.specdec_proto.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.specdec_proto.v1.ChatH\x00\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .specdec_proto.v1.SamplingParams\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x1d\n\x10max_draft_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x39\n\x0f\x61\x63\x63\x65ptance_rule\x18\x07 \x01(\x0e\x32 .specdec_proto.v1.AcceptanceRule\x12\x16\n\x0e\x62\x61\x64_words_text\x18\x08 \x03(\tB\x08\n\x06promptB\x07\n\x05_seedB\x13\n\x11_max_draft_tokens\"L\n\x11GenerationStarted\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\"s\n\x0fGeneratedTokens\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12*\n\x05kinds\x18\x03 \x03(\x0e\x32\x1b.specdec_proto.v1.TokenKind\x12\x0c\n\x04text\x18\x04 \x01(\t\"\xac\x01\n\x12GenerationFinished\x12\x35\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1e.specdec_proto.v1.FinishReason\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.specdec_proto.v1.Usage\x12\x37\n\x0bspeculation\x18\x03 \x01(\x0b\x32\".specdec_proto.v1.SpeculationStats\"\xc2\x01\n\x10GenerateResponse\x12\x36\n\x07started\x18\x01 \x01(\x0b\x32#.specdec_proto.v1.GenerationStartedH\x00\x12\x33\n\x06tokens\x18\x02 \x01(\x0b\x32!.specdec_proto.v1.GeneratedTokensH\x00\x12\x38\n\x08\x66inished\x18\x03 \x01(\x0b\x32$.specdec_proto.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"\x11\n\x0fGetModelRequest\"\xaf\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x13\n\x0bmax_context\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x64rafter\x18\x05 \x01(\t\x12\x15\n\rdrafter_model\x18\x06 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x0f\n\x07version\x18\t \x01(\t\x12\x1c\n\x14\x64\x65\x66\x61ult_draft_tokens\x18\n \x01(\r\x12\x41\n\x17\x64\x65\x66\x61ult_acceptance_rule\x18\x0b \x01(\x0e\x32 .specdec_proto.v1.AcceptanceRule\"R\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x16.specdec_proto.v1.ChatH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xe7\x02\n\x11GenerationService\x12S\n\x08Generate\x12!.specdec_proto.v1.GenerateRequest\x1a\".specdec_proto.v1.GenerateResponse0\x01\x12Q\n\x08GetModel\x12!.specdec_proto.v1.GetModelRequest\x1a\".specdec_proto.v1.GetModelResponse\x12Q\n\x08Tokenize\x12!.specdec_proto.v1.TokenizeRequest\x1a\".specdec_proto.v1.TokenizeResponse\x12W\n\nDetokenize\x12#.specdec_proto.v1.DetokenizeRequest\x1a$.specdec_proto.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!specdec_proto/v1/generation.proto\x12\x10specdec_proto.v1\x1a\x1cspecdec_proto/v1/types.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\x04\x43hat\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.specdec_proto.v1.ChatMessage\"\xff\x02\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12/\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x1a.specdec_proto.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.specdec_proto.v1.ChatH\x00\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .specdec_proto.v1.SamplingParams\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x1d\n\x10max_draft_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x39\n\x0f\x61\x63\x63\x65ptance_rule\x18\x07 \x01(\x0e\x32 .specdec_proto.v1.AcceptanceRule\x12\x16\n\x0e\x62\x61\x64_words_text\x18\x08 \x03(\t\x12\x0e\n\x01n\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x0c \x01(\x08\x42\x08\n\x06promptB\x07\n\x05_seedB\x13\n\x11_max_draft_tokensB\x04\n\x02_n\"L\n\x11GenerationStarted\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\"f\n\x10GenerationPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x31\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1f.specdec_proto.v1.TokenLogprobs\"\xbc\x01\n\x0fGeneratedTokens\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12*\n\x05kinds\x18\x03 \x03(\x0e\x32\x1b.specdec_proto.v1.TokenKind\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x14\n\x0csample_index\x18\x05 \x01(\r\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.specdec_proto.v1.TokenLogprobs\"\xc2\x01\n\x12GenerationFinished\x12\x35\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1e.specdec_proto.v1.FinishReason\x12&\n\x05usage\x18\x02 \x01(\x0b\x32\x17.specdec_proto.v1.Usage\x12\x37\n\x0bspeculation\x18\x03 \x01(\x0b\x32\".specdec_proto.v1.SpeculationStats\x12\x14\n\x0csample_index\x18\x04 \x01(\r\"\xf8\x01\n\x10GenerateResponse\x12\x36\n\x07started\x18\x01 \x01(\x0b\x32#.specdec_proto.v1.GenerationStartedH\x00\x12\x33\n\x06tokens\x18\x02 \x01(\x0b\x32!.specdec_proto.v1.GeneratedTokensH\x00\x12\x38\n\x08\x66inished\x18\x03 \x01(\x0b\x32$.specdec_proto.v1.GenerationFinishedH\x00\x12\x34\n\x06prompt\x18\x04 \x01(\x0b\x32\".specdec_proto.v1.GenerationPromptH\x00\x42\x07\n\x05\x65vent\"\x11\n\x0fGetModelRequest\"\xaf\x02\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x13\n\x0bmax_context\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x64rafter\x18\x05 \x01(\t\x12\x15\n\rdrafter_model\x18\x06 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x0f\n\x07version\x18\t \x01(\t\x12\x1c\n\x14\x64\x65\x66\x61ult_draft_tokens\x18\n \x01(\r\x12\x41\n\x17\x64\x65\x66\x61ult_acceptance_rule\x18\x0b \x01(\x0e\x32 .specdec_proto.v1.AcceptanceRule\"R\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x16.specdec_proto.v1.ChatH\x00\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xe7\x02\n\x11GenerationService\x12S\n\x08Generate\x12!.specdec_proto.v1.GenerateRequest\x1a\".specdec_proto.v1.GenerateResponse0\x01\x12Q\n\x08GetModel\x12!.specdec_proto.v1.GetModelRequest\x1a\".specdec_proto.v1.GetModelResponse\x12Q\n\x08Tokenize\x12!.specdec_proto.v1.TokenizeRequest\x1a\".specdec_proto.v1.TokenizeResponse\x12W\n\nDetokenize\x12#.specdec_proto.v1.DetokenizeRequest\x1a$.specdec_proto.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,27 +37,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHAT']._serialized_start=131
   _globals['_CHAT']._serialized_end=186
   _globals['_GENERATEREQUEST']._serialized_start=189
-  _globals['_GENERATEREQUEST']._serialized_end=536
-  _globals['_GENERATIONSTARTED']._serialized_start=538
-  _globals['_GENERATIONSTARTED']._serialized_end=614
-  _globals['_GENERATEDTOKENS']._serialized_start=616
-  _globals['_GENERATEDTOKENS']._serialized_end=731
-  _globals['_GENERATIONFINISHED']._serialized_start=734
-  _globals['_GENERATIONFINISHED']._serialized_end=906
-  _globals['_GENERATERESPONSE']._serialized_start=909
-  _globals['_GENERATERESPONSE']._serialized_end=1103
-  _globals['_GETMODELREQUEST']._serialized_start=1105
-  _globals['_GETMODELREQUEST']._serialized_end=1122
-  _globals['_GETMODELRESPONSE']._serialized_start=1125
-  _globals['_GETMODELRESPONSE']._serialized_end=1428
-  _globals['_TOKENIZEREQUEST']._serialized_start=1430
-  _globals['_TOKENIZEREQUEST']._serialized_end=1512
-  _globals['_TOKENIZERESPONSE']._serialized_start=1514
-  _globals['_TOKENIZERESPONSE']._serialized_end=1551
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1553
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1591
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1593
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1627
-  _globals['_GENERATIONSERVICE']._serialized_start=1630
-  _globals['_GENERATIONSERVICE']._serialized_end=1989
+  _globals['_GENERATEREQUEST']._serialized_end=572
+  _globals['_GENERATIONSTARTED']._serialized_start=574
+  _globals['_GENERATIONSTARTED']._serialized_end=650
+  _globals['_GENERATIONPROMPT']._serialized_start=652
+  _globals['_GENERATIONPROMPT']._serialized_end=754
+  _globals['_GENERATEDTOKENS']._serialized_start=757
+  _globals['_GENERATEDTOKENS']._serialized_end=945
+  _globals['_GENERATIONFINISHED']._serialized_start=948
+  _globals['_GENERATIONFINISHED']._serialized_end=1142
+  _globals['_GENERATERESPONSE']._serialized_start=1145
+  _globals['_GENERATERESPONSE']._serialized_end=1393
+  _globals['_GETMODELREQUEST']._serialized_start=1395
+  _globals['_GETMODELREQUEST']._serialized_end=1412
+  _globals['_GETMODELRESPONSE']._serialized_start=1415
+  _globals['_GETMODELRESPONSE']._serialized_end=1718
+  _globals['_TOKENIZEREQUEST']._serialized_start=1720
+  _globals['_TOKENIZEREQUEST']._serialized_end=1802
+  _globals['_TOKENIZERESPONSE']._serialized_start=1804
+  _globals['_TOKENIZERESPONSE']._serialized_end=1841
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1843
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1881
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1883
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1917
+  _globals['_GENERATIONSERVICE']._serialized_start=1920
+  _globals['_GENERATIONSERVICE']._serialized_end=2279
 # @@protoc_insertion_point(module_scope)

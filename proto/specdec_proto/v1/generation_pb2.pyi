@@ -83,6 +83,8 @@ class GenerateRequest(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_RULE_FIELD_NUMBER: _builtins.int
     BAD_WORDS_TEXT_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, taken as it is; 1 to 4194304 characters."""
     seed: _builtins.int
@@ -95,6 +97,10 @@ class GenerateRequest(_message.Message):
     """How drafts are tested. Unspecified is the server's default, COUPLED unless it is configured otherwise; under COUPLED the
     same seed gives the same text whatever the drafter does.
     """
+    n: _builtins.int
+    """Samples to generate; in [1, 16]. Sample i is a function of (seed, i), whatever n is. Absent is 1."""
+    echo: _builtins.bool
+    """Whether the prompt is told before the answer."""
     @_builtins.property
     def token_ids(self) -> _types_pb2.TokenIds:
         """Token ids; at least 1, at most 1048576."""
@@ -122,19 +128,25 @@ class GenerateRequest(_message.Message):
         max_draft_tokens: _builtins.int | None = ...,
         acceptance_rule: _types_pb2.AcceptanceRule.ValueType = ...,
         bad_words_text: _abc.Iterable[_builtins.str] | None = ...,
+        n: _builtins.int | None = ...,
+        echo: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "_seed", b"_seed", "chat", b"chat", "max_draft_tokens", b"max_draft_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "_n", b"_n", "_seed", b"_seed", "chat", b"chat", "max_draft_tokens", b"max_draft_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "_seed", b"_seed", "acceptance_rule", b"acceptance_rule", "bad_words_text", b"bad_words_text", "chat", b"chat", "max_draft_tokens", b"max_draft_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "_n", b"_n", "_seed", b"_seed", "acceptance_rule", b"acceptance_rule", "bad_words_text", b"bad_words_text", "chat", b"chat", "echo", b"echo", "max_draft_tokens", b"max_draft_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_tokens: _TypeAlias = _typing.Literal["max_draft_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_draft_tokens: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_draft_tokens) -> _WhichOneofReturnType__max_draft_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -173,8 +185,42 @@ class GenerationStarted(_message.Message):
 Global___GenerationStarted: _TypeAlias = GenerationStarted  # noqa: Y015
 
 @_typing.final
+class GenerationPrompt(_message.Message):
+    """The prompt as the model reads it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Their text, for a request that echoes."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Token ids, for a request that echoes."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """Of each token but the first, for a request with prompt_logprobs."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text: _builtins.str = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerationPrompt: _TypeAlias = GenerationPrompt  # noqa: Y015
+
+@_typing.final
 class GeneratedTokens(_message.Message):
-    """The next committed tokens."""
+    """The next committed tokens of a sample."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -182,10 +228,14 @@ class GeneratedTokens(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     first_index: _builtins.int
     """Place of the first of them in the output, counted from 0 in tokens."""
     text: _builtins.str
     """Text to append to the output. Text that may yet become a stop string or a whole character is held back until it is settled."""
+    sample_index: _builtins.int
+    """Which sample, counted from 0."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids. May be empty where text that was held back is released."""
@@ -194,6 +244,10 @@ class GeneratedTokens(_message.Message):
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.TokenKind.ValueType]:
         """How each came to be; as many as token_ids."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """Of each token, for a request with logprobs; else empty."""
+
     def __init__(
         self,
         *,
@@ -201,10 +255,12 @@ class GeneratedTokens(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         kinds: _abc.Iterable[_types_pb2.TokenKind.ValueType] | None = ...,
         text: _builtins.str = ...,
+        sample_index: _builtins.int = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "kinds", b"kinds", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_index", b"first_index", "kinds", b"kinds", "logprobs", b"logprobs", "sample_index", b"sample_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -212,15 +268,18 @@ Global___GeneratedTokens: _TypeAlias = GeneratedTokens  # noqa: Y015
 
 @_typing.final
 class GenerationFinished(_message.Message):
-    """The generation is over."""
+    """A sample is over."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     finish_reason: _types_pb2.FinishReason.ValueType
     """Why."""
+    sample_index: _builtins.int
+    """Which sample, counted from 0."""
     @_builtins.property
     def usage(self) -> _types_pb2.Usage:
         """What was used."""
@@ -235,10 +294,11 @@ class GenerationFinished(_message.Message):
         finish_reason: _types_pb2.FinishReason.ValueType = ...,
         usage: _types_pb2.Usage | None = ...,
         speculation: _types_pb2.SpeculationStats | None = ...,
+        sample_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "sample_index", b"sample_index", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -253,6 +313,7 @@ class GenerateResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___GenerationStarted:
         """First, once."""
@@ -263,7 +324,11 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___GenerationFinished:
-        """Last, once, unless the stream ends with an error."""
+        """Last, once per sample, unless the stream ends with an error."""
+
+    @_builtins.property
+    def prompt(self) -> Global___GenerationPrompt:
+        """Once, before the tokens of sample 0, for a request with echo or prompt_logprobs."""
 
     def __init__(
         self,
@@ -271,12 +336,13 @@ class GenerateResponse(_message.Message):
         started: Global___GenerationStarted | None = ...,
         tokens: Global___GeneratedTokens | None = ...,
         finished: Global___GenerationFinished | None = ...,
+        prompt: Global___GenerationPrompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "prompt", b"prompt", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "prompt", b"prompt", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "tokens", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "tokens", "finished", "prompt"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -62,8 +62,8 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams one generation: started, then tokens in pieces as they are committed, then finished. A refused request ends with
-        INVALID_ARGUMENT before anything is sent. Cancelling the call frees what it holds.
+        """Streams one generation: started, then tokens in pieces as they are committed, then finished for each sample. A refused
+        request ends with INVALID_ARGUMENT before anything is sent. Cancelling the call frees what it holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,8 +34,8 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Streams one generation: started, then tokens in pieces as they are committed, then finished. A refused request ends with
-    INVALID_ARGUMENT before anything is sent. Cancelling the call frees what it holds.
+    """Streams one generation: started, then tokens in pieces as they are committed, then finished for each sample. A refused
+    request ends with INVALID_ARGUMENT before anything is sent. Cancelling the call frees what it holds.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetModelRequest, _generation_pb2.GetModelResponse]
     """Describes the model served."""
@@ -50,8 +50,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams one generation: started, then tokens in pieces as they are committed, then finished. A refused request ends with
-    INVALID_ARGUMENT before anything is sent. Cancelling the call frees what it holds.
+    """Streams one generation: started, then tokens in pieces as they are committed, then finished for each sample. A refused
+    request ends with INVALID_ARGUMENT before anything is sent. Cancelling the call frees what it holds.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetModelRequest, _generation_pb2.GetModelResponse]  # type: ignore[assignment]
     """Describes the model served."""
@@ -69,8 +69,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
-        """Streams one generation: started, then tokens in pieces as they are committed, then finished. A refused request ends with
-        INVALID_ARGUMENT before anything is sent. Cancelling the call frees what it holds.
+        """Streams one generation: started, then tokens in pieces as they are committed, then finished for each sample. A refused
+        request ends with INVALID_ARGUMENT before anything is sent. Cancelling the call frees what it holds.
         """
 
     @_abc_1.abstractmethod
