@@ -98,3 +98,4 @@ class LocalServer:
         for generation in generations:
             for spec in generation.specs:
                 self._engine.cancel(spec.session_id)
+        self._engine.step()  # what cancelling left to deliver is nobody's

@@ -10,9 +10,9 @@ from specdec_core.drafters.base import Draft
 from specdec_core.types import OneHot, Sparse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from specdec_core.drafters.base import DraftContext
+    from specdec_core.drafters.base import DraftContext, Drafter
 
 
 @dataclass
@@ -51,6 +51,37 @@ class RandomDrafter:
     def _guess(self, context: DraftContext) -> tuple[int, ...]:
         rng = random.Random(f"{self.seed} {context.session_id} {len(context.tokens)}")
         return tuple(rng.randrange(self.vocab_size) for _ in range(context.num_draft_tokens))
+
+
+@dataclass
+class ConstantDrafter:
+    """Proposes one token over and over."""
+
+    token: int
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        return [Draft((self.token,) * each.num_draft_tokens, OneHot()) for each in contexts]
+
+    def forget(self, session_id: str) -> None:
+        del session_id
+
+
+@dataclass
+class DrafterBySession:
+    """Sessions named ``drafter/...`` each have their own drafter."""
+
+    by_name: Mapping[str, Drafter]
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        drafts: dict[str, Draft] = {}
+        for name, drafter in self.by_name.items():
+            own = [each for each in contexts if each.session_id.startswith(f"{name}/")]
+            for context, draft in zip(own, drafter.propose(own), strict=True):
+                drafts[context.session_id] = draft
+        return [drafts[each.session_id] for each in contexts]
+
+    def forget(self, session_id: str) -> None:
+        self.by_name[session_id.partition("/")[0]].forget(session_id)
 
 
 class SilentDrafter:

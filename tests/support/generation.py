@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specdec_core.drafters.base import Drafter
     from specdec_core.models.forward import CausalModel
     from specdec_core.params import GenerationParams
+    from specdec_core.session.request import Detokenizer
     from specdec_core.session.state import SessionState
 
 
@@ -43,7 +44,9 @@ def detokenize(tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
     return "".join(shown if token == SPECIAL else letters([token]) for token in tokens)
 
 
-def served(model: CausalModel, max_draft_tokens: int = 32) -> ServedModel:
+def served(
+    model: CausalModel, max_draft_tokens: int = 32, decode: Detokenizer = detokenize
+) -> ServedModel:
     spec = model.spec
     return ServedModel(
         spec.vocab_size,
@@ -51,7 +54,7 @@ def served(model: CausalModel, max_draft_tokens: int = 32) -> ServedModel:
         spec.eos_token_ids,
         max_draft_tokens,
         Fixed,
-        detokenize,
+        decode,
     )
 
 

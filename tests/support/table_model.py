@@ -60,6 +60,7 @@ class TableModel:
         self._output = scale * torch.randn(
             _WIDTH, vocab_size, generator=generator, dtype=torch.float64
         )
+        self._decay = _DECAY ** torch.arange(max_context - 1, -1, -1, dtype=torch.float64)
         self._kv_tokens = kv_tokens
         self.spec = ModelSpec("table", vocab_size, max_context, eos, 0)
         self.live: set[int] = set()
@@ -95,5 +96,5 @@ class TableModel:
         return other
 
     def _row(self, tokens: Sequence[int]) -> torch.Tensor:
-        weights = _DECAY ** torch.arange(len(tokens) - 1, -1, -1, dtype=torch.float64)
+        weights = self._decay[len(self._decay) - len(tokens) :]
         return (weights @ self._vectors[list(tokens)]) @ self._output

@@ -14,6 +14,7 @@ from deployments.transport.api_records import (
     Finished,
     GenerationCall,
     Produced,
+    Prompted,
     Started,
     TextPrompt,
     TokenPrompt,
@@ -40,6 +41,7 @@ from specdec_core.types import (
     CommittedToken,
     Coupled,
     DraftBlock,
+    DraftLogprobs,
     Evidence,
     FinishReason,
     NoiseKey,
@@ -48,11 +50,12 @@ from specdec_core.types import (
     Sparse,
     TargetDraws,
     TokenKind,
+    TokenLogprobs,
 )
 
 if TYPE_CHECKING:
     from specdec_core.messages import DrafterMessage, RoleReply, TargetMessage
-    from specdec_core.types import Proposal
+    from specdec_core.types import Outcome, Proposal
 
 TEXT_ERRORS: list[type[SpecdecError]] = [
     UnsupportedModelError,
@@ -101,6 +104,10 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         include_stop_str_in_output=draw(st.booleans()),
         stop_token_ids=draw(token_tuples),
         ignore_eos=draw(st.booleans()),
+        typical_p=draw(st.floats(0, 1, exclude_min=True)),
+        skip_special_tokens=draw(st.booleans()),
+        logprobs=draw(st.none() | st.integers(0, 20)),
+        prompt_logprobs=draw(st.none() | st.integers(0, 20)),
     )
 
 
@@ -128,26 +135,50 @@ def draft_blocks(draw: st.DrawFn, base_len: int, epoch: int) -> DraftBlock:
     return DraftBlock(base_len, epoch, drafted_tokens, Sparse(support, tuple(laws)))
 
 
+float32_logprobs = st.floats(max_value=0, allow_nan=False, width=32)
+tops = st.lists(st.tuples(tokens, float32_logprobs), max_size=20).map(tuple)
+token_logprobs = st.builds(TokenLogprobs, float32_logprobs, tops)
+prompt_logprobs = st.lists(token_logprobs, max_size=3).map(tuple)
+
+
+@st.composite
+def draft_logprobs(draw: st.DrawFn) -> DraftLogprobs:
+    size = draw(st.integers(0, 3))
+    return DraftLogprobs(
+        draft=tuple(draw(st.lists(float32_logprobs, min_size=size, max_size=size))),
+        emitted=tuple(draw(st.lists(float32_logprobs, min_size=size + 1, max_size=size + 1))),
+        top=tuple(draw(st.lists(tops, min_size=size + 1, max_size=size + 1))),
+    )
+
+
 @st.composite
 def evidences(draw: st.DrawFn) -> Evidence:
-    base_len, epoch = draw(lengths), draw(epochs)
+    return Evidence(
+        base_len=draw(lengths),
+        epoch=draw(epochs),
+        outcome=draw(outcomes()),
+        logprobs=draw(st.none() | draft_logprobs()),
+        prompt_logprobs=draw(prompt_logprobs),
+    )
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> Outcome:
     if draw(st.booleans()):
-        draws = st.lists(tokens, min_size=1, max_size=33).map(tuple)
-        return Evidence(base_len, epoch, TargetDraws(draw(draws)))
+        return TargetDraws(draw(st.lists(tokens, min_size=1, max_size=33).map(tuple)))
     size = draw(st.integers(0, 32))
     if draw(st.booleans()):
         probs = st.lists(st.floats(0, 1), min_size=size, max_size=size).map(tuple)
         emitted = st.lists(tokens, min_size=size + 1, max_size=size + 1).map(tuple)
-        return Evidence(base_len, epoch, BlockTest(draw(probs), draw(emitted)))
+        return BlockTest(draw(probs), draw(emitted))
     logprobs = st.floats(max_value=0, allow_nan=False)
     finite = st.floats(max_value=0, allow_nan=False, allow_infinity=False)
-    test = RatioTest(
+    return RatioTest(
         target_logprobs=tuple(draw(st.lists(logprobs, min_size=size, max_size=size))),
         draft_logprobs=tuple(draw(st.lists(finite, min_size=size, max_size=size))),
         residual_tokens=tuple(draw(st.lists(tokens, min_size=size, max_size=size))),
         bonus_token=draw(tokens),
     )
-    return Evidence(base_len, epoch, test)
 
 
 opens = st.builds(
@@ -214,6 +245,8 @@ calls = st.builds(
         sampling=sampling_params(),
         speculation=st.builds(SpeculationParams, max_draft_tokens=st.integers(0, 32), rule=rules),
         seed=st.none() | st.integers(0, 2**64 - 1),
+        n=st.integers(1, 16),
+        echo=st.booleans(),
     ),
     bad_words_text=st.lists(st.text(min_size=1, max_size=8), max_size=4).map(tuple),
 )
@@ -231,15 +264,18 @@ stats = st.builds(
     ),
     num_stale_messages=counts,
 )
+committed = st.builds(CommittedToken, tokens, st.sampled_from(TokenKind))
+told = st.builds(CommittedToken, tokens, st.sampled_from(TokenKind), token_logprobs)
+indices = st.integers(0, 15)
 events = st.one_of(
     st.builds(Started, session_ids, st.integers(0, 2**64 - 1), counts),
+    st.builds(Prompted, token_tuples, texts, prompt_logprobs),
     st.builds(
         Produced,
         counts,
-        st.lists(st.builds(CommittedToken, tokens, st.sampled_from(TokenKind)), max_size=8).map(
-            tuple
-        ),
+        (st.lists(committed, max_size=8) | st.lists(told, max_size=4)).map(tuple),
         texts,
+        indices,
     ),
-    st.builds(Finished, st.sampled_from(FinishReason), counts, counts, stats),
+    st.builds(Finished, st.sampled_from(FinishReason), counts, counts, stats, indices),
 )
