@@ -54,7 +54,8 @@ class Rescore:
         spec = self.spec
         is_drawn = spec.params.is_greedy or spec.rule is AcceptanceRule.COUPLED
         rule = AcceptanceRule.COUPLED if is_drawn else AcceptanceRule.RATIO
-        return Open(self.session_id, RESCORE_EPOCH, len(spec.prompt), spec.params, rule, spec.noise)
+        params = replace(spec.params, logprobs=None, prompt_logprobs=None)
+        return Open(self.session_id, RESCORE_EPOCH, len(spec.prompt), params, rule, spec.noise)
 
     @property
     def extensions(self) -> tuple[Extend, ...]:

@@ -136,7 +136,7 @@ def mistakes(params: SamplingParams, noise: NoiseKey) -> dict[Any, list[str]]:
     plain = run_plain(params, noise)
     outcomes = run_all(params, noise, plain.ids)
     assert len(outcomes) == len(AcceptanceRule) * len(GAMMAS) * len(drafters(()))
-    found = {"plain": broken(plain, params)}
+    found: dict[Any, list[str]] = {"plain": broken(plain, params)}
     for cell, outcome in outcomes.items():
         found[cell] = broken(outcome, params)
         if params.is_greedy or cell.rule is AcceptanceRule.COUPLED:

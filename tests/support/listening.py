@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
     from deployments.locator import Lease
     from specdec_core.messages import DrafterMessage, RoleReply, TargetMessage
+    from specdec_core.session.events import Output
     from specdec_core.session.state import SessionState
     from specdec_core.stats import FallbackReason
     from tests.support.wire_cluster import WireCluster
 
-    Events = AsyncGenerator[tuple[SessionState, Emit | Finish], None]
+    Events = AsyncGenerator[tuple[SessionState, Output], None]
 
 PROMPT = (3, 1, 4, 1, 5)
 PARAMS = SamplingParams(temperature=0.9, max_tokens=60)
@@ -59,7 +60,7 @@ class Listener:
                 self.state, effect = await anext(self.events)
                 if isinstance(effect, Emit):
                     self.tokens += tuple(each.token for each in effect.tokens)
-                else:
+                elif isinstance(effect, Finish):
                     self.finish = effect
 
     @property

@@ -223,7 +223,7 @@ def _is_told(
     told: TokenLogprobs | None, prefix: tuple[int, ...], token: int, num_top: int | None
 ) -> bool:
     if told is None or num_top is None:
-        return told is num_top
+        return told is None and num_top is None
     raw = raw_logprobs(prefix)
     likeliest = sorted(range(len(raw)), key=lambda each: (-raw[each], each))[:num_top]
     numbers = [raw[token], *(raw[each] for each in likeliest)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,9 +47,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> LocalServer:
     return LocalServer(parse_config(config), lambda _: None)
 
 
-def call(sampling: SamplingParams = SAMPLED, **options: int) -> GenerationCall:
+def call(sampling: SamplingParams = SAMPLED, *, n: int = 1, echo: bool = False) -> GenerationCall:
     speculation = SpeculationParams(3, AcceptanceRule.COUPLED)
-    return GenerationCall(HELLO, GenerationParams(sampling, speculation, seed=5, **options))
+    return GenerationCall(HELLO, GenerationParams(sampling, speculation, 5, n, echo))
 
 
 def produced(events: Iterable[GenerationEvent], index: int = 0) -> tuple[tuple[int, ...], str]:
@@ -95,6 +96,7 @@ def test_greedy_samples_are_equal(server: LocalServer) -> None:
 
 def test_leaving_early_frees_every_sample(server: LocalServer) -> None:
     events = server.generate(call(n=16))
+    assert isinstance(events, Generator)
     for _ in range(4):
         next(events)
     events.close()

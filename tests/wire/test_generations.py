@@ -11,6 +11,7 @@ import pytest
 from deployments.config import parse_config
 from deployments.coordinator.generations import Generations, Identifiers
 from deployments.coordinator.merged import merged
+from deployments.coordinator.shadow import ShadowCheck, ShadowCounters, ShadowSettings
 from deployments.transport.api_records import GenerationCall, Produced, Prompted, TokenPrompt
 from deployments.transport.reply_queue import ReplyQueue
 from specdec_core.drafters.lm import LmDrafter
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 PROMPT = (6, 7, 8, 9, 1)
 
 
+class Count:
+    def inc(self) -> None:
+        raise AssertionError("nothing is checked here")
+
+
 class Rig:
     """A coordinator's generations on a wire cluster; ids are those of a vocabulary of twelve."""
 
@@ -48,17 +54,21 @@ class Rig:
             }
         )
         self.tokenizer = load_tokenizer(folder)
+        settings = ShadowSettings(0.0, 1, lambda: "shadow", lambda bits: 2**bits - 1, float)
         self.generations = Generations(
             config,
             self.tokenizer,
             targets=cluster.targets,
             peers=cluster.peers,
-            identifiers=Identifiers(lambda: "session", lambda _: 5),
+            identifiers=Identifiers(lambda: "session", lambda bits: 2**bits - 1),
+            shadow=ShadowCheck(cluster.peers, settings, ShadowCounters(Count(), Count(), Count())),
         )
 
-    async def generate(self, params: SamplingParams, **options: int) -> list[GenerationEvent]:
+    async def generate(
+        self, params: SamplingParams, *, n: int, echo: bool = False
+    ) -> list[GenerationEvent]:
         speculation = SpeculationParams(3, AcceptanceRule.COUPLED)
-        wanted = GenerationParams(params, speculation, **({"seed": 5} | options))
+        wanted = GenerationParams(params, speculation, 5, n, echo)
         call = GenerationCall(TokenPrompt(PROMPT), wanted)
         async with aclosing(self.generations.generate(call)) as events:
             return [event async for event in events]
