@@ -64,6 +64,20 @@ def test_json_is_exactly_one_object_on_stdout(
     assert answer["timing"].keys() >= {"ttft_s", "tokens_per_s"}
 
 
+def test_logprobs_are_told_for_each_token_if_asked_for(
+    config: ConfigWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", "hello", "--local", "--config", config(), "--json", "--max-tokens=9"]
+
+    assert main([*arguments, "--logprobs", "2", "--typical-p", "0.5"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert len(answer["logprobs"]) == len(answer["token_ids"])
+    for told, token in zip(answer["logprobs"], answer["token_ids"], strict=True):
+        assert told["top"][0] == [token, told["logprob"]]  # greedy takes the likeliest
+        assert len(told["top"]) == 2
+
+
 def test_people_get_the_text_alone_on_stdout(
     config: ConfigWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -180,3 +180,24 @@ def test_more_prompt_logprobs_than_a_message_holds_are_refused() -> None:
         check_prompt_logprobs((1,) * 6242, SamplingParams(prompt_logprobs=20))
     with pytest.raises(InvalidArgumentError, match="not to be had with a prompt of 131073"):
         check_prompt_logprobs((1,) * (2**17 + 1), SamplingParams(prompt_logprobs=0))
+
+
+@pytest.mark.parametrize("rule", AcceptanceRule)
+def test_a_transformer_tells_the_same_logprobs_plainly_and_in_drafts(
+    rule: AcceptanceRule, server: LocalServer
+) -> None:
+    sampling = replace(GREEDY, max_tokens=24, logprobs=3)
+    told = []
+    for gamma in (0, 1, 5):
+        params = GenerationParams(sampling, SpeculationParams(gamma, rule), seed=5)
+        events = server.generate(GenerationCall(HELLO, params))
+        pieces = [event.tokens for event in events if isinstance(event, Produced)]
+        told.append([token.logprobs for piece in pieces for token in piece])
+
+    plain, *drafted = told
+    for logprobs in drafted:
+        for ours, theirs in zip(logprobs, plain, strict=True):
+            assert ours is not None
+            assert theirs is not None
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert dict(ours.top) == pytest.approx(dict(theirs.top), abs=1e-4)
