@@ -42,5 +42,7 @@ fix: $(READY) ## Mend what can be mended by itself
 proto: $(READY) ## Generate the protobuf code again
 	$(BIN)/python proto/generate.py
 
-bench: $(READY) ## Measure plain against speculative decoding in this process; writes benchmarks/results/speculation.json
+bench: $(READY) ## Measure drafters, rules and numerics in this process; writes benchmarks/results
 	$(BIN)/python -m benchmarks.speculation
+	$(BIN)/python -m benchmarks.rules
+	$(BIN)/python -m benchmarks.determinism
