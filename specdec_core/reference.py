@@ -57,7 +57,8 @@ def _softmax(scores: Sequence[float]) -> list[float]:
 
 def _truncate(probs: list[float], params: SamplingParams) -> list[float]:
     """min-p, then top-k, top-p and typical-p, each on what is left; ties go to the lower id."""
-    alive = [i for i, p in enumerate(probs) if p >= params.min_p * max(probs) and p > 0]
+    floor = params.min_p * max(probs)
+    alive = [i for i, p in enumerate(probs) if p >= floor and p > 0]
     alive = sorted(alive, key=lambda i: (-probs[i], i))[: params.top_k or None]
     law = _head(alive, {i: probs[i] for i in alive}, params.top_p)
     entropy = -sum(p * math.log(p) for p in law.values())
@@ -69,11 +70,10 @@ def _truncate(probs: list[float], params: SamplingParams) -> list[float]:
 def _head(order: Sequence[int], law: dict[int, float], share: float) -> dict[int, float]:
     """The first tokens that hold ``share`` of the mass, renormalised."""
     masses = accumulate((law[i] for i in order), initial=0.0)
-    total = sum(law.values())
-    kept = [
-        i for i, mass in zip(order, masses, strict=False) if share == 1.0 or mass < share * total
-    ]
-    return {i: law[i] / sum(law[j] for j in kept) for i in kept}
+    wanted = math.inf if share == 1.0 else share * sum(law.values())
+    kept = [i for i, mass in zip(order, masses, strict=False) if mass < wanted]
+    total = sum(law[i] for i in kept)
+    return {i: law[i] / total for i in kept}
 
 
 def gumbel(noise: NoiseKey, position: int, token: int, stream: Stream) -> float:

@@ -294,25 +294,3 @@ def test_logits_already_excluded_by_the_model_stay_excluded() -> None:
     params = SamplingParams(repetition_penalty=2.0, logit_bias=((0, 5.0),), top_p=0.9)
 
     assert law_of([-math.inf, 1.0, 1.0], params) == pytest.approx([0.0, 0.5, 0.5])
-
-
-def test_typical_p_keeps_the_tokens_nearest_the_entropy_and_may_drop_the_likeliest() -> None:
-    logits = [math.log(prob) for prob in (0.6, 0.1, 0.1, 0.1, 0.1)]
-
-    law = law_of(logits, SamplingParams(typical_p=0.5))  # surprises 0.51, 2.30; entropy 1.23
-
-    assert law == pytest.approx([1.0, 0.0, 0.0, 0.0, 0.0])
-    logits = [math.log(prob) for prob in (0.45, 0.11, 0.11, 0.11, 0.11, 0.11)]  # 0.80, 2.21; 1.57
-    assert law_of(logits, SamplingParams(typical_p=0.3)) == pytest.approx(
-        [0, 1 / 3, 1 / 3, 1 / 3, 0, 0]
-    )
-
-
-def test_typical_p_counts_the_law_left_by_top_p_as_transformers_does() -> None:
-    logits = random_logits(rows=6, vocab=50, seed=12)
-    ids = torch.zeros(6, 1, dtype=torch.int64)
-    expected = TypicalLogitsWarper(0.5)(ids, TopPLogitsWarper(0.8)(ids, logits.clone()))
-
-    law = process(logits, [Row([0], 1, SamplingParams(top_p=0.8, typical_p=0.5))] * 6)
-
-    torch.testing.assert_close(law, expected.log_softmax(dim=-1), atol=2e-5, rtol=1e-5)
