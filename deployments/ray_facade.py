@@ -19,6 +19,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 from ray.util import metrics
 
 from deployments.locator import Lease, TargetFacts
+from deployments.orphans import no_orphans
 from specdec_core.errors import OverloadedError, PeerUnavailableError
 
 if TYPE_CHECKING:
@@ -97,18 +98,19 @@ def _unavailable(error: Exception) -> OverloadedError | PeerUnavailableError:
 def local_cluster(server: ServerConfig, num_cpus: int) -> Iterator[None]:
     """Ray and Serve on this machine, as processes that end with the block."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    try:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        _start_serve(server)
-        yield
-    finally:
-        ray.shutdown()  # Serve goes with its cluster; shutting it down first would wait for every replica in turn
+    with no_orphans():
+        try:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+            _start_serve(server)
+            yield
+        finally:
+            ray.shutdown()  # Serve goes with its cluster; shutting it down first would wait for every replica in turn
 
 
 @contextmanager

@@ -12,7 +12,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def unwind_on_signals() -> None:
-    """Raise KeyboardInterrupt for either signal, also where a shell started this as a background job that ignores Ctrl-C."""
+    """Raise KeyboardInterrupt for the first of either signal, and let no further one interrupt the clean-up.
+
+    Holds also where a shell started this as a background job that ignores Ctrl-C.
+    """
     for number in _SIGNALS:
         signal.signal(number, _unwind)
 
@@ -24,4 +27,5 @@ def ignore_signals() -> None:
 
 
 def _unwind(_signal: int, _frame: FrameType | None) -> None:
+    ignore_signals()
     raise KeyboardInterrupt

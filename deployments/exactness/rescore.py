@@ -91,13 +91,14 @@ class Rescore:
     @property
     def margin_opening(self) -> Open:
         """Begin again with the law before truncation, and with its probabilities as the evidence."""
-        params = self.spec.params
+        params = self.opening.params
         whole = replace(
             params,
             temperature=1.0 if params.is_greedy else params.temperature,
             top_k=0,
             top_p=1.0,
             min_p=0.0,
+            typical_p=1.0,
         )
         return replace(self.opening, epoch=MARGIN_EPOCH, params=whole, rule=AcceptanceRule.RATIO)
 

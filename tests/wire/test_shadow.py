@@ -47,6 +47,7 @@ SAMPLED = SamplingParams(
     temperature=0.9,
     top_p=0.9,
     top_k=5,
+    typical_p=0.95,
     repetition_penalty=1.3,
     frequency_penalty=0.2,
     max_tokens=LENGTH,
