@@ -17,6 +17,8 @@ from deployments.locator import TargetFacts
 from specdec_core.drafters.lm import LmDrafter
 from specdec_core.drafters.ngram import NgramDrafter
 from specdec_core.errors import InvalidArgumentError
+from specdec_core.models.checkpoint import end_of_sequence_ids
+from specdec_core.models.grammar import load_grammars
 from specdec_core.models.loading import (
     LoadOptions,
     ModelSource,
@@ -36,8 +38,18 @@ if TYPE_CHECKING:
     from deployments.config import Config, DraftingConfig, NeuralConfig
     from specdec_core.drafters.base import Drafter
     from specdec_core.models.forward import CausalModel
+    from specdec_core.models.tokenizer import Tokenizer
+    from specdec_core.structured import GrammarBackend
 
     Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetText:
+    """What turns the target's token ids into text and back, and what holds that text to a structure."""
+
+    tokenizer: Tokenizer
+    grammars: GrammarBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +58,20 @@ class LoadedTarget:
 
     role: TargetRole
     facts: TargetFacts
+    text: TargetText
 
 
 def target_folder(config: Config, progress: Progress) -> Path:
     """The target's files, converted or downloaded if they are not here yet."""
     target = config.target
     return resolve(ModelSource(target.model, target.revision), config.cache_folder, progress)
+
+
+def load_target_text(config: Config, progress: Progress) -> TargetText:
+    """The tokenizer of this configuration's target, and its grammars."""
+    folder = target_folder(config, progress)
+    tokenizer = load_tokenizer(folder)
+    return TargetText(tokenizer, load_grammars(tokenizer, end_of_sequence_ids(folder)))
 
 
 def load_target(config: Config, progress: Progress) -> LoadedTarget:
@@ -69,10 +89,15 @@ def load_target(config: Config, progress: Progress) -> LoadedTarget:
         max_context=target.max_context,
     )
     model = load_model(folder, options)
-    role = TargetRole(model, max_sessions=target.max_sessions, token_budget=target.token_budget)
-    spec = model.spec
+    text, spec = load_target_text(config, progress), model.spec
+    role = TargetRole(
+        model,
+        max_sessions=target.max_sessions,
+        token_budget=target.token_budget,
+        grammars=text.grammars,
+    )
     facts = TargetFacts(target.model, spec.vocab_size, spec.max_context, spec.eos_token_ids)
-    return LoadedTarget(role, facts)
+    return LoadedTarget(role, facts, text)
 
 
 def load_drafter(config: Config, drafter: DraftingConfig, progress: Progress) -> DrafterRole:
@@ -90,11 +115,14 @@ def _drafter(config: Config, drafter: DraftingConfig, progress: Progress) -> Dra
             return NgramDrafter(max_ngram=drafter.max_ngram, min_ngram=drafter.min_ngram)
         case LmDrafterConfig():
             model = _model(drafter, _own_folder(config, drafter, progress), progress)
-            target = load_tokenizer(target_folder(config, progress))
-            return LmDrafter(model, vocab_size=target.vocab_size)
+            target = load_target_text(config, progress)
+            vocab_size = target.tokenizer.vocab_size
+            return LmDrafter(model, vocab_size=vocab_size, grammars=target.grammars)
         case QuantizedDrafterConfig() | LayerSkipDrafterConfig():
             model = _model(drafter, target_folder(config, progress), progress)
-            return LmDrafter(model, vocab_size=model.spec.vocab_size)  # padding and all
+            vocab_size = model.spec.vocab_size  # padding and all
+            grammars = load_target_text(config, progress).grammars
+            return LmDrafter(model, vocab_size=vocab_size, grammars=grammars)
         case _ as unreachable:
             assert_never(unreachable)
 

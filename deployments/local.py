@@ -7,12 +7,11 @@ import uuid
 from collections import deque
 from typing import TYPE_CHECKING
 
-from deployments.assembly import load_drafter, load_target, target_folder
+from deployments.assembly import load_drafter, load_target
 from deployments.config import NoDrafterConfig
 from deployments.generation import SessionFactory, model_info
 from specdec_core.draft_length.fixed import Fixed
 from specdec_core.engine import Engine
-from specdec_core.models.tokenizer import load_tokenizer
 from specdec_core.session.request import ServedModel
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class LocalServer:
     def __init__(self, config: Config, progress: Callable[[str], None]) -> None:
         """Load what the configuration names; ``progress`` gets a line before anything slow."""
         target = load_target(config, progress)
-        tokenizer = load_tokenizer(target_folder(config, progress))
+        tokenizer = target.text.tokenizer
         drafter = (
             None
             if isinstance(config.drafter, NoDrafterConfig)
@@ -45,6 +44,7 @@ class LocalServer:
             max_draft_tokens=config.max_draft_tokens,
             draft_length=Fixed,
             decode=tokenizer.decode,
+            grammars=target.text.grammars,
         )
         self._factory = SessionFactory(tokenizer, model, lambda: uuid.uuid4().hex, secrets.randbits)
 

@@ -11,6 +11,8 @@ from specdec_core.types import AcceptanceRule
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from specdec_core.structured import StructuredOutput
+
 GREEDY_TEMPERATURE = 1e-5  # below this a request is greedy
 MAX_SEED = 2**64 - 1
 MAX_SAMPLE_INDEX = 2**16 - 1
@@ -57,6 +59,7 @@ class SamplingParams:
     skip_special_tokens: bool = True  # leave them out of the text
     logprobs: int | None = None  # alternatives told with each token; None tells nothing
     prompt_logprobs: int | None = None  # the same of each prompt token but the first
+    structured: StructuredOutput | None = None  # what the output's text must be
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 10.0)

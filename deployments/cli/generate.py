@@ -13,6 +13,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from deployments.cli.report import Report
+from deployments.cli.structure import StructureOptions
 from deployments.cli.terminal import console, progress, write
 from deployments.config import load_config
 from deployments.generation import default_speculation
@@ -95,6 +96,19 @@ def generate(  # noqa: PLR0913
     logprobs: Annotated[
         int | None, typer.Option(help="With --json, log-probabilities and so many alternatives.")
     ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File with a JSON schema for the answer.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="Regular expression that the whole answer matches.")
+    ] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(help="File with a Lark grammar for the answer.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(help="A possible answer; given once for each."),
+    ] = None,
     chat: Annotated[
         bool,
         typer.Option("--chat/--raw", help="Use the model's chat template, or the prompt as it is."),
@@ -112,6 +126,7 @@ def generate(  # noqa: PLR0913
         logprobs=logprobs,
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
+        structured=StructureOptions(json_schema, regex, grammar, tuple(choice or ())).resolve(),
     )
     drafting = _Drafting(drafter, drafter_model, drafter_layers)
     with _server(drafting, local=local, address=address, config=config) as (server, default):

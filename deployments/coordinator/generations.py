@@ -18,6 +18,7 @@ from specdec_core.session.request import ServedModel
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    from deployments.assembly import TargetText
     from deployments.config import Config
     from deployments.coordinator.session_driver import Peers
     from deployments.coordinator.shadow import ShadowCheck
@@ -41,7 +42,7 @@ class Generations:
     def __init__(
         self,
         config: Config,
-        tokenizer: Tokenizer,
+        text: TargetText,
         *,
         targets: TargetLocator,
         peers: Peers,
@@ -49,7 +50,7 @@ class Generations:
         shadow: ShadowCheck,
     ) -> None:
         self._config = config
-        self._tokenizer = tokenizer
+        self._text = text
         self._targets = targets
         self._peers = peers
         self._identifiers = identifiers
@@ -59,7 +60,7 @@ class Generations:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
+        return self._text.tokenizer
 
     @property
     def num_sessions(self) -> int:
@@ -96,7 +97,7 @@ class Generations:
 
     async def describe(self) -> ModelInfo:
         """The model served and how it is speculated on."""
-        return model_info(self._config, await self._describe_target(), self._tokenizer)
+        return model_info(self._config, await self._describe_target(), self.tokenizer)
 
     async def _factory(self) -> SessionFactory:
         facts = await self._describe_target()
@@ -106,10 +107,11 @@ class Generations:
             eos_token_ids=facts.eos_token_ids,
             max_draft_tokens=self._config.max_draft_tokens,
             draft_length=Fixed,
-            decode=self._tokenizer.decode,
+            decode=self.tokenizer.decode,
+            grammars=self._text.grammars,
         )
         return SessionFactory(
-            self._tokenizer, model, self._identifiers.new_session_id, self._identifiers.random_bits
+            self.tokenizer, model, self._identifiers.new_session_id, self._identifiers.random_bits
         )
 
     async def _describe_target(self) -> TargetFacts:

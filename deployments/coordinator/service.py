@@ -11,7 +11,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
-from deployments.assembly import target_folder
+from deployments.assembly import load_target_text
 from deployments.config import NoDrafterConfig, parse_config
 from deployments.coordinator.generations import Generations, Identifiers
 from deployments.coordinator.peer_streams import PeerStreams
@@ -29,7 +29,6 @@ from deployments.transport.codec_response import encode_event, encode_model_info
 from deployments.transport.data_plane import DRAFTER, TARGET
 from deployments.transport.status import to_status
 from specdec_core.errors import SpecdecError
-from specdec_core.models.tokenizer import load_tokenizer
 from specdec_proto.v1 import generation_pb2
 
 if TYPE_CHECKING:
@@ -60,8 +59,7 @@ class Coordinator:
         drafter: Handle | None,
     ) -> None:
         parsed = parse_config(config)
-        folder = await asyncio.to_thread(target_folder, parsed, logger.info)
-        tokenizer = await asyncio.to_thread(load_tokenizer, folder)
+        text = await asyncio.to_thread(load_target_text, parsed, logger.info)
         targets = ServeLocator(target)
         deadline_s = (
             0.0 if isinstance(parsed.drafter, NoDrafterConfig) else parsed.drafter.deadline_s
@@ -77,7 +75,7 @@ class Coordinator:
         identifiers = Identifiers(lambda: uuid.uuid4().hex, secrets.randbits)
         self._generations = Generations(
             parsed,
-            tokenizer,
+            text,
             targets=targets,
             peers=peers,
             identifiers=identifiers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from deployments.transport.wire_limits import check_count
 from specdec_core.errors import InvalidArgumentError, ProtocolError
@@ -15,11 +15,14 @@ from specdec_core.params import (
     MAX_TOKEN_LIST,
     SamplingParams,
 )
+from specdec_core.structured import Choice, Grammar, JsonSchema, Regex
 from specdec_core.types import AcceptanceRule, NoiseKey
 from specdec_proto.v1 import types_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from specdec_core.structured import StructuredOutput
 
 _RULES = {
     AcceptanceRule.COUPLED: types_pb2.ACCEPTANCE_RULE_COUPLED,
@@ -64,7 +67,7 @@ def decode_noise(message: types_pb2.NoiseKey) -> NoiseKey:
 
 def encode_sampling(params: SamplingParams) -> types_pb2.SamplingParams:
     """Every field set, so that the receiver's defaults do not matter."""
-    return types_pb2.SamplingParams(
+    message = types_pb2.SamplingParams(
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
@@ -88,6 +91,9 @@ def encode_sampling(params: SamplingParams) -> types_pb2.SamplingParams:
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
     )
+    if params.structured is not None:
+        _encode_structured(params.structured, message)
+    return message
 
 
 _DEFAULTS = encode_sampling(SamplingParams())
@@ -124,7 +130,36 @@ def decode_sampling(message: types_pb2.SamplingParams) -> SamplingParams:
         skip_special_tokens=filled.skip_special_tokens,
         logprobs=filled.logprobs if filled.HasField("logprobs") else None,
         prompt_logprobs=filled.prompt_logprobs if filled.HasField("prompt_logprobs") else None,
+        structured=_decode_structured(message),
     )
+
+
+def _encode_structured(structured: StructuredOutput, message: types_pb2.SamplingParams) -> None:
+    match structured:
+        case JsonSchema(text=text):
+            message.json_schema = text
+        case Regex(pattern=pattern):
+            message.regex = pattern
+        case Grammar(text=text):
+            message.grammar = text
+        case Choice(options=options):
+            message.choice.options.extend(options)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _decode_structured(message: types_pb2.SamplingParams) -> StructuredOutput | None:
+    match message.WhichOneof("structured"):
+        case "json_schema":
+            return JsonSchema(message.json_schema)
+        case "regex":
+            return Regex(message.regex)
+        case "grammar":
+            return Grammar(message.grammar)
+        case "choice":
+            return Choice(tuple(message.choice.options))
+        case _:
+            return None
 
 
 def _check_counts(message: types_pb2.SamplingParams) -> None:

@@ -17,6 +17,8 @@ from specdec_core.params import check_token_ids
 from specdec_core.philox import Stream, round_key
 from specdec_core.sampling.draw import draw, draw_sparse, sparse_law
 from specdec_core.sampling.process import Row, process
+from specdec_core.sampling.structure import structure_of
+from specdec_core.structured import NO_GRAMMARS
 from specdec_core.types import Coupled, Sparse
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from specdec_core.drafters.base import DraftContext
     from specdec_core.models.forward import CausalModel, SequenceKv
+    from specdec_core.sampling.structure import Structure
+    from specdec_core.structured import GrammarBackend
 
 _PREFILL_CHUNK = 512  # tokens of one session in one forward
 _SUPPORT = 64  # K of the law sent where it is tested
@@ -34,7 +38,14 @@ _SUPPORT = 64  # K of the law sent where it is tested
 @dataclass(slots=True)
 class _Cache:
     kv: SequenceKv
+    structure: Structure | None
     tokens: list[int] = field(default_factory=list)  # whose KV is held
+
+    def truncate(self, length: int) -> None:
+        self.kv.truncate(length)
+        if self.structure is not None:
+            self.structure.truncate(length)
+        del self.tokens[length:]
 
 
 @dataclass(slots=True)
@@ -62,6 +73,20 @@ class _Guessing:
         return self.tokens[len(self.cache.tokens) :]
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to guess: no token behind a stop token is ever committed."""
+        drafted = self.drafted
+        has_ended = bool(drafted) and drafted[-1] in self.context.params.stop_token_ids
+        return has_ended or len(drafted) >= self.limit
+
+    @property
+    def row(self) -> Row:
+        """Of the next token, masked as the target will mask it."""
+        structure, context = self.cache.structure, self.context
+        mask = structure.masks(self.tokens, 1)[0] if structure else None
+        return Row(self.tokens, context.prompt_len, context.params, mask)
+
+    @property
     def draft(self) -> Draft:
         if not self.support:
             return Draft(self.drafted, Coupled())
@@ -71,9 +96,12 @@ class _Guessing:
 class LmDrafter:
     """A causal LM that guesses token by token, all sessions of a batch together."""
 
-    def __init__(self, model: CausalModel, *, vocab_size: int) -> None:
+    def __init__(
+        self, model: CausalModel, *, vocab_size: int, grammars: GrammarBackend = NO_GRAMMARS
+    ) -> None:
         """Guess with ``model``, whose ids below ``vocab_size`` (the target's) mean what they mean to the target."""
         self._model = model
+        self._grammars = grammars
         self._vocab_size = min(vocab_size, model.spec.vocab_size)
         self._is_narrow = model.spec.vocab_size < vocab_size
         self._caches: dict[str, _Cache] = {}
@@ -98,7 +126,7 @@ class LmDrafter:
         guesses = [self._begin(context) for context in contexts]
         while behind := [guess for guess in guesses if guess.unread]:
             self._forward(behind, [guess.unread[:_PREFILL_CHUNK] for guess in behind], num_logits=0)
-        while active := [guess for guess in guesses if len(guess.drafted) < guess.limit]:
+        while active := [guess for guess in guesses if not guess.is_over]:
             self._guess_next(active)
         return [guess.draft for guess in guesses]
 
@@ -106,17 +134,20 @@ class LmDrafter:
         """Roll the cache back to what it shares with the committed tokens, short of the one whose logits are needed."""
         cache = self._caches.get(context.session_id)
         if cache is None:
-            cache = self._caches[context.session_id] = _Cache(self._model.new_sequence())
+            cache = self._caches[context.session_id] = self._new_cache(context)
         tokens = list(context.tokens)
         room = self._model.spec.max_context - len(tokens)
         limit = max(0, min(context.num_draft_tokens, room))
         num_read = len(tokens) - (limit > 0)
         shared = min(common_length(cache.tokens, tokens), num_read)
-        cache.kv.truncate(shared)
-        del cache.tokens[shared:]
+        cache.truncate(shared)
         if room < 0 or not self._knows(context, shared):
             return _Guessing(context, cache, tokens, num_read=0, limit=0)
         return _Guessing(context, cache, tokens, num_read, limit)
+
+    def _new_cache(self, context: DraftContext) -> _Cache:
+        structure = structure_of(context.params, context.prompt_len, self._grammars)
+        return _Cache(self._model.new_sequence(), structure)
 
     def _knows(self, context: DraftContext, num_cached: int) -> bool:
         """Whether every id of a session means something here; the target's vocabulary may be padded further."""
@@ -131,10 +162,7 @@ class LmDrafter:
 
     def _guess_next(self, guesses: Sequence[_Guessing]) -> None:
         logits = self._forward(guesses, [guess.missing for guess in guesses], num_logits=1)
-        rows = [
-            Row(guess.tokens, guess.context.prompt_len, guess.context.params) for guess in guesses
-        ]
-        law = process(logits[:, : self._vocab_size], rows)
+        law = process(logits[:, : self._vocab_size], [guess.row for guess in guesses])
         for tests_law, guess_token in ((False, _guess_coupled), (True, _guess_sparse)):
             chosen = [
                 row

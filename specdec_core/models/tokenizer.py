@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specdec_core.errors import (
     InvalidArgumentError,
@@ -40,6 +41,17 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return bool(self._backend.chat_template)
+
+    def definition(self) -> str:
+        """The tokenizer in the JSON of the ``tokenizers`` library, added tokens included, padding and truncation left out.
+
+        Raises:
+            UnsupportedModelError: if it is no fast tokenizer.
+        """
+        if not isinstance(self._backend, PreTrainedTokenizerFast):
+            raise UnsupportedModelError("model: its tokenizer is not of the tokenizers library")
+        stored = json.loads(self._backend.backend_tokenizer.to_str())
+        return json.dumps({**stored, "padding": None, "truncation": None}, ensure_ascii=False)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens))

@@ -25,14 +25,18 @@ from specdec_core.roles.session_table import SessionTable
 from specdec_core.sampling.evidence import VerifyRequest, evidence
 from specdec_core.sampling.logprobs import LogprobRequest, draft_logprobs, token_logprobs
 from specdec_core.sampling.process import Row, process
+from specdec_core.sampling.structure import structure_of
 from specdec_core.scheduling.batching import Work, plan_step
+from specdec_core.structured import NO_GRAMMARS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specdec_core.messages import RoleReply, TargetMessage
     from specdec_core.models.forward import CausalModel, SequenceKv
+    from specdec_core.sampling.structure import Structure
     from specdec_core.scheduling.batching import Chunk
+    from specdec_core.structured import GrammarBackend
     from specdec_core.types import DraftBlock, DraftLogprobs, Evidence, TokenLogprobs
 
 
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 class _Session:
     opened: Open
     kv: SequenceKv
+    structure: Structure | None
     tokens: list[int] = field(
         default_factory=list
     )  # the first kv.length of them have their KV written
@@ -47,6 +52,19 @@ class _Session:
     @property
     def num_waiting(self) -> int:
         return len(self.tokens) - self.kv.length
+
+    def replace_from(self, length: int, tokens: Sequence[int]) -> None:
+        """Roll back to the first ``length`` tokens and put others behind them."""
+        self.kv.truncate(min(length, self.kv.length))
+        if self.structure is not None:
+            self.structure.truncate(length)
+        self.tokens[length:] = tokens
+
+    def masks(self, num_rows: int) -> Sequence[bytes | None]:
+        """What the request's structure allows behind each of the last ``num_rows`` prefixes."""
+        if self.structure is None:
+            return [None] * num_rows
+        return self.structure.masks(self.tokens, num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +94,17 @@ class _Read:
 class TargetRole:
     """Verifies; the only role whose word counts."""
 
-    def __init__(self, model: CausalModel, *, max_sessions: int, token_budget: int) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        max_sessions: int,
+        token_budget: int,
+        grammars: GrammarBackend = NO_GRAMMARS,
+    ) -> None:
         """Serve ``model`` to at most ``max_sessions`` sessions, about ``token_budget`` new tokens a step."""
         self._model = model
+        self._grammars = grammars
         self._token_budget = token_budget
         self._sessions: SessionTable[_Session] = SessionTable(
             max_sessions, lambda held: held.kv.release()
@@ -98,9 +124,7 @@ class TargetRole:
         try:
             match message:
                 case Open():
-                    self._sessions.open(
-                        message, lambda: _Session(message, self._model.new_sequence())
-                    )
+                    self._sessions.open(message, lambda: self._new_session(message))
                     self._jobs.pop(message.session_id, None)
                 case Extend():
                     self._extend(message)
@@ -118,11 +142,14 @@ class TargetRole:
         failures, self._failures = self._failures, []
         return [*failures, *replies]
 
+    def _new_session(self, message: Open) -> _Session:
+        structure = structure_of(message.params, message.prompt_len, self._grammars)
+        return _Session(message, self._model.new_sequence(), structure)
+
     def _extend(self, message: Extend) -> None:
         held = self._sessions.get(message.session_id, message.epoch)
         self._check(message, held)
-        held.kv.truncate(min(message.base_len, held.kv.length))
-        held.tokens[message.base_len :] = [*message.tokens, *message.draft.tokens]
+        held.replace_from(message.base_len, [*message.tokens, *message.draft.tokens])
         is_told = held.opened.params.prompt_logprobs is not None and message.base_len == 0
         num_told = min(held.opened.prompt_len, len(message.tokens)) if is_told else 0
         self._jobs[message.session_id] = _Job(held, message.draft, num_told)
@@ -211,7 +238,10 @@ def _evidence(jobs: Sequence[_Job], logits: torch.Tensor) -> list[RoleReply]:
     for job in jobs:
         opened, draft, tokens = job.session.opened, job.draft, job.session.tokens
         ends = range(draft.base_len, draft.base_len + job.num_rows)
-        rows += [Row(tokens[:end], opened.prompt_len, opened.params) for end in ends]
+        rows += [
+            Row(tokens[:end], opened.prompt_len, opened.params, mask)
+            for end, mask in zip(ends, job.session.masks(job.num_rows), strict=True)
+        ]
         requests.append(VerifyRequest(draft, opened.rule, opened.noise))
     answers = evidence(process(logits, rows), requests)
     told = _logprobs(jobs, logits, answers)

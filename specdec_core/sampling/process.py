@@ -4,7 +4,7 @@ Every row of every path goes through ``process``: prefill's last row, plain deco
 that of vLLM V1 (``vllm/v1/sample/sampler.py``), the engine whose parameter names clients already use:
 
 1. float32
-2. ``allowed_token_ids``
+2. the mask of structured output, then ``allowed_token_ids``
 3. ``bad_words``
 4. ``min_tokens``
 5. ``logit_bias``
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
     from specdec_core.params import SamplingParams
 
+_EXCLUDED_BY_BYTE = torch.tensor(
+    [[not byte >> bit & 1 for bit in range(8)] for byte in range(256)]
+).view(torch.int64)[:, 0]  # eight booleans in each entry
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -48,6 +52,9 @@ class Row:
     prefix: Sequence[int]  # every token before the one to be drawn, prompt included
     prompt_len: int
     params: SamplingParams  # stop_token_ids already hold the model's EOS ids
+    mask: bytes | None = (
+        None  # tokens that structured output allows, as ``GrammarState.mask`` packs them
+    )
 
 
 @torch.no_grad()
@@ -71,6 +78,7 @@ def process(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     if len(rows) != logits.shape[0]:
         raise InvariantError(f"{logits.shape[0]} rows of logits for {len(rows)} prefixes")
     scores = logits.to(torch.float32, copy=True)
+    _mask(scores, [row.mask for row in rows])
     for index, row in enumerate(rows):
         _edit(scores[index], row)
     best, best_ids = scores.max(dim=-1, keepdim=True)
@@ -90,6 +98,22 @@ def process(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
 
 def _one_hot(like: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return torch.full_like(like, -math.inf).scatter_(-1, ids, 0.0)
+
+
+def _mask(scores: torch.Tensor, masks: Sequence[bytes | None]) -> None:
+    """Exclude in each row of ``scores`` ``[rows, vocab]`` what its mask, if it has one, does not allow."""
+    masked = [index for index, mask in enumerate(masks) if mask is not None]
+    if not masked:
+        return
+    vocab_size = scores.shape[-1]
+    width = (vocab_size + 7) // 8
+    packed = bytearray(
+        b"".join(mask[:width].ljust(width, b"\0") for mask in masks if mask is not None)
+    )
+    eights = torch.frombuffer(packed, dtype=torch.uint8).to(scores.device, torch.int64)
+    excluded = _EXCLUDED_BY_BYTE.to(scores.device)[eights].view(torch.bool).view(-1, width * 8)
+    for index, row in zip(masked, excluded[:, :vocab_size], strict=True):
+        scores[index].masked_fill_(row, -math.inf)
 
 
 def _edit(scores: torch.Tensor, row: Row) -> None:  # scores [vocab], changed in place
@@ -153,6 +177,8 @@ def _check_survivors(best: list[float], rows: Sequence[Row]) -> None:
 
 def _excluding_field(row: Row) -> str | None:
     """The broadest mask at work on a row."""
+    if row.mask is not None:
+        return "structured"
     if row.params.allowed_token_ids:
         return "allowed_token_ids"
     if row.params.bad_words:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 from specdec_core.errors import InvalidArgumentError
 from specdec_core.params import check_prompt, check_prompt_logprobs
 from specdec_core.session.state import SessionSpec
+from specdec_core.structured import NO_GRAMMARS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from specdec_core.draft_length.base import DraftLengthPolicy
     from specdec_core.params import GenerationParams
+    from specdec_core.structured import GrammarBackend
     from specdec_core.types import NoiseKey
 
 
@@ -36,6 +38,7 @@ class ServedModel:
         [int], DraftLengthPolicy
     ]  # the policy of a request, given its most draft tokens
     decode: Detokenizer
+    grammars: GrammarBackend = NO_GRAMMARS
 
 
 def prepare(
@@ -54,6 +57,8 @@ def prepare(
     check_prompt(prompt, vocab_size=model.vocab_size, max_context=model.max_context)
     check_prompt_logprobs(prompt, params.sampling)
     params.sampling.check_vocabulary(model.vocab_size)
+    if params.sampling.structured is not None:
+        model.grammars.compile(params.sampling.structured)
     wanted = params.speculation.max_draft_tokens
     if model.max_draft_tokens and wanted > model.max_draft_tokens:
         raise InvalidArgumentError(

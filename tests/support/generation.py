@@ -11,6 +11,7 @@ from specdec_core.roles.drafter import DrafterRole
 from specdec_core.roles.target import TargetRole
 from specdec_core.session.events import Emit, Finish
 from specdec_core.session.request import ServedModel, prepare
+from specdec_core.structured import NO_GRAMMARS
 from specdec_core.types import NoiseKey
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from specdec_core.params import GenerationParams
     from specdec_core.session.request import Detokenizer
     from specdec_core.session.state import SessionState
+    from specdec_core.structured import GrammarBackend
 
 
 SPECIAL = 11
@@ -45,7 +47,11 @@ def detokenize(tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
 
 
 def served(
-    model: CausalModel, max_draft_tokens: int = 32, decode: Detokenizer = detokenize
+    model: CausalModel,
+    max_draft_tokens: int = 32,
+    decode: Detokenizer = detokenize,
+    *,
+    grammars: GrammarBackend = NO_GRAMMARS,
 ) -> ServedModel:
     spec = model.spec
     return ServedModel(
@@ -55,14 +61,20 @@ def served(
         max_draft_tokens,
         Fixed,
         decode,
+        grammars,
     )
 
 
 def generate(
-    model: CausalModel, drafter: Drafter | None, wishes: Sequence[Wish], *, token_budget: int = 512
+    model: CausalModel,
+    drafter: Drafter | None,
+    wishes: Sequence[Wish],
+    *,
+    token_budget: int = 512,
+    grammars: GrammarBackend = NO_GRAMMARS,
 ) -> dict[str, SessionState]:
     """Run all wishes together to their end, checking every state on the way and that text equals the tokens delivered."""
-    target = TargetRole(model, max_sessions=1024, token_budget=token_budget)
+    target = TargetRole(model, max_sessions=1024, token_budget=token_budget, grammars=grammars)
     drafting = DrafterRole(drafter, max_sessions=1024) if drafter else None
     engine = Engine(target, drafting)
     finished: dict[str, SessionState] = {}
@@ -72,7 +84,7 @@ def generate(
             wish.session_id,
             wish.prompt,
             wish.params,
-            model=served(model),
+            model=served(model, grammars=grammars),
             noise=NoiseKey(wish.params.seed or 0),
         )
         for wish in wishes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ from specdec_core.errors import (
 from specdec_core.messages import Close, Extend, Failed, Open, Propose, Proposed, Verified
 from specdec_core.params import GenerationParams, SamplingParams, SpeculationParams
 from specdec_core.stats import FallbackReason, SpeculationStats
+from specdec_core.structured import Choice, Grammar, JsonSchema, Regex
 from specdec_core.types import (
     AcceptanceRule,
     BlockTest,
@@ -55,6 +57,7 @@ from specdec_core.types import (
 
 if TYPE_CHECKING:
     from specdec_core.messages import DrafterMessage, RoleReply, TargetMessage
+    from specdec_core.structured import StructuredOutput
     from specdec_core.types import Outcome, Proposal
 
 TEXT_ERRORS: list[type[SpecdecError]] = [
@@ -80,6 +83,17 @@ one_liners = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_
 token_tuples = st.lists(tokens, max_size=8).map(tuple)
 noises = st.builds(NoiseKey, seed=st.integers(0, 2**64 - 1), sample_index=st.integers(0, 2**16 - 1))
 rules = st.sampled_from(AcceptanceRule)
+
+
+structures: st.SearchStrategy[StructuredOutput | None] = st.one_of(
+    st.none(),
+    st.dictionaries(st.text(max_size=8), st.integers(), max_size=2).map(
+        lambda schema: JsonSchema(json.dumps(schema))
+    ),
+    st.builds(Regex, st.text(min_size=1, max_size=16)),
+    st.builds(Grammar, st.text(min_size=1, max_size=16)),
+    st.builds(Choice, st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=4).map(tuple)),
+)
 
 
 @st.composite
@@ -108,6 +122,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         skip_special_tokens=draw(st.booleans()),
         logprobs=draw(st.none() | st.integers(0, 20)),
         prompt_logprobs=draw(st.none() | st.integers(0, 20)),
+        structured=draw(structures),
     )
 
 
