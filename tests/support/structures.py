@@ -44,7 +44,8 @@ def tiny_bpe() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     fast_tokenizer: Any = PreTrainedTokenizerFast
-    wrapped = fast_tokenizer(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
+    special = {"pad_token": "<pad>", "eos_token": "<eos>"}
+    wrapped = fast_tokenizer(tokenizer_object=backend, **special)
     return Tokenizer(wrapped, (EOS,))
 
 

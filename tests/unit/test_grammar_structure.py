@@ -13,8 +13,8 @@ from tests.support.structures import EOS, allowed_by, tiny_bpe
 TOKENIZER = tiny_bpe()
 GRAMMARS = load_grammars(TOKENIZER, (EOS,))
 PROMPT = (40, 41)
-CHOICES = Choice(("no", "nope"))
-N, O, P, E = (TOKENIZER.encode(letter)[0] for letter in "nope")
+CHOICES = Choice(("be", "beta"))
+B, E, T, A = (TOKENIZER.encode(letter)[0] for letter in "beta")
 
 
 def structure(*, stops: tuple[int, ...] = (EOS,)) -> Structure:
@@ -22,34 +22,34 @@ def structure(*, stops: tuple[int, ...] = (EOS,)) -> Structure:
 
 
 def test_each_prefix_of_a_draft_has_its_own_mask() -> None:
-    masks = structure().masks((*PROMPT, N, O, P), 3)
-    assert [allowed_by(mask) for mask in masks if mask] == [(O,), (EOS, P), (E,)]
+    masks = structure().masks((*PROMPT, B, E, T), 3)
+    assert [allowed_by(mask) for mask in masks if mask] == [(E,), (EOS, T), (A,)]
 
 
 def test_nothing_is_said_behind_a_forbidden_token() -> None:
-    masks = structure().masks((*PROMPT, N, P, E), 3)
+    masks = structure().masks((*PROMPT, B, T, A), 3)
     assert [mask is None for mask in masks] == [False, True, True]
 
 
 def test_nothing_is_said_behind_a_token_that_ends_the_generation() -> None:
-    masks = structure().masks((*PROMPT, N, O, EOS, EOS), 4)
+    masks = structure().masks((*PROMPT, B, E, EOS, EOS), 4)
     assert [mask is None for mask in masks] == [False, False, True, True]
 
 
 def test_only_the_end_follows_an_end_that_does_not_stop() -> None:
-    masks = structure(stops=()).masks((*PROMPT, N, O, EOS, EOS), 3)
-    assert [allowed_by(mask) for mask in masks if mask] == [(EOS, P), (EOS,), (EOS,)]
+    masks = structure(stops=()).masks((*PROMPT, B, E, EOS, EOS), 3)
+    assert [allowed_by(mask) for mask in masks if mask] == [(EOS, T), (EOS,), (EOS,)]
 
 
 def test_asking_again_gives_the_same_masks() -> None:
     followed = structure()
-    tokens = (*PROMPT, N, O, P)
+    tokens = (*PROMPT, B, E, T)
     assert followed.masks(tokens, 3) == followed.masks(tokens, 3)
 
 
 @pytest.mark.parametrize("length", range(7))
 def test_a_truncated_structure_is_as_if_it_had_never_seen_more(length: int) -> None:
-    tokens = (*PROMPT, N, O, P, E)
+    tokens = (*PROMPT, B, E, T, A)
     followed, fresh = structure(), structure()
     followed.masks(tokens, 5)
 
@@ -62,14 +62,14 @@ def test_a_truncated_structure_is_as_if_it_had_never_seen_more(length: int) -> N
 
 def test_a_rejected_draft_may_be_replaced_by_another() -> None:
     followed = structure()
-    followed.masks((*PROMPT, N, O, P), 2)
+    followed.masks((*PROMPT, B, E, T), 2)
 
     followed.truncate(len(PROMPT) + 2)
 
-    masks = followed.masks((*PROMPT, N, O, EOS), 1 + 1)
+    masks = followed.masks((*PROMPT, B, E, EOS), 1 + 1)
     assert [mask is None for mask in masks] == [False, True]
 
 
 def test_committed_tokens_that_break_the_structure_are_a_peers_mistake() -> None:
-    with pytest.raises(ProtocolError, match=f"token {E} at 3 breaks the structure"):
-        structure().masks((*PROMPT, N, E, O), 1)
+    with pytest.raises(ProtocolError, match=f"token {A} at 3 breaks the structure"):
+        structure().masks((*PROMPT, B, A, E), 1)
