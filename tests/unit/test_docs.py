@@ -30,6 +30,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/exactness.md",
+    "docs/structured-output.md",
 )
 NAMED = re.compile(
     r"(?<![\w/~.-])((?:[\w-][\w.-]*/)*[\w-][\w.-]*\.(?:py|proto|yaml|toml|md))"

@@ -44,9 +44,11 @@ def test_the_mask_is_what_brute_force_allows(name: str) -> None:
 @given(st.sampled_from(sorted(STRUCTURES)), st.data())
 def test_what_is_rolled_back_leaves_no_trace(name: str, data: st.DataObject) -> None:
     demand = STRUCTURES[name].demand
-    state, taken = GRAMMARS.compile(demand), list[int]()
+    state = GRAMMARS.compile(demand)
+    taken: list[int] = []
     for _ in range(data.draw(st.integers(0, 12))):
-        if taken and data.draw(st.booleans()):
+        is_rollback = bool(taken) and data.draw(st.booleans())
+        if is_rollback:
             count = data.draw(st.integers(1, len(taken)))
             state.rollback(count)
             del taken[-count:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +21,9 @@ from tests.support.generation import served
 from tests.support.structures import EOS, tiny_bpe
 from tests.support.table_model import TableModel
 from tests.support.target_role import PROMPT, draws, extend, failure, opened
+
+if TYPE_CHECKING:
+    from specdec_core.messages import RoleReply
 
 TOKENIZER = tiny_bpe()
 GRAMMARS = load_grammars(TOKENIZER, (EOS,))
@@ -86,7 +90,7 @@ def test_committed_tokens_that_break_the_structure_fail_their_session_alone() ->
     role.submit(extend("good", 0, (*PROMPT, B)))
     role.submit(extend("bad", 0, (*PROMPT, A)))
 
-    replies = {}
+    replies: dict[str, RoleReply] = {}
     while role.has_work:
         replies |= {reply.session_id: reply for reply in role.step()}
 

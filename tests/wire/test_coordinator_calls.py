@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from grpc import StatusCode
 
+from deployments.assembly import TargetText
 from deployments.config import parse_config
 from deployments.coordinator.generations import Generations, Identifiers
 from deployments.coordinator.service import Coordinator
@@ -16,6 +17,7 @@ from deployments.coordinator.shadow import ShadowCheck, ShadowCounters, ShadowSe
 from deployments.locator import TargetFacts
 from specdec_core.errors import OverloadedError, PeerUnavailableError, SpecdecError
 from specdec_core.models.tokenizer import Tokenizer, load_tokenizer
+from specdec_core.structured import NO_GRAMMARS
 from specdec_proto.v1 import generation_pb2, types_pb2
 from tests.support.echo_role import eventually
 from tests.support.listening import good_drafter
@@ -87,7 +89,7 @@ async def served(tokenizer: Tokenizer) -> AsyncIterator[Served]:
         )
         generations = Generations(
             config,
-            tokenizer,
+            TargetText(tokenizer, NO_GRAMMARS),
             targets=cluster.targets,
             peers=cluster.peers,
             identifiers=identifiers,

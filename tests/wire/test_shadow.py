@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from deployments.assembly import TargetText
 from deployments.config import parse_config
 from deployments.coordinator.generations import Generations, Identifiers
 from deployments.coordinator.shadow import ShadowCheck, ShadowCounters, ShadowSettings
@@ -17,6 +18,7 @@ from deployments.transport.api_records import Finished, GenerationCall, Produced
 from specdec_core.drafters.lm import LmDrafter
 from specdec_core.models.tokenizer import load_tokenizer
 from specdec_core.params import GenerationParams, SamplingParams, SpeculationParams
+from specdec_core.structured import NO_GRAMMARS
 from specdec_core.types import AcceptanceRule, FinishReason
 from tests.support.generation import Wish
 from tests.support.table_model import TableModel
@@ -317,7 +319,7 @@ async def test_a_client_is_told_the_same_whatever_the_check_finds(
         bench = Bench(peers, fraction=fraction)
         generations = Generations(
             parse_config({"drafter": {"kind": "ngram"}}),
-            load_tokenizer(tmp_path),
+            TargetText(load_tokenizer(tmp_path), NO_GRAMMARS),
             targets=running.targets,
             peers=peers,
             identifiers=Identifiers(lambda: "client", lambda _: 0),
