@@ -114,16 +114,3 @@ class LyingDrafter:
         probs = tuple(weight / sum(weights) for weight in weights)
         support = tuple(range(self.vocab_size))
         return Draft(tokens, Sparse((support,) * len(tokens), (probs,) * len(tokens)))
-
-
-@dataclass
-class ConstantDrafter:
-    """Proposes one and the same token, come what may."""
-
-    token: int
-
-    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-        return [Draft((self.token,) * context.num_draft_tokens, OneHot()) for context in contexts]
-
-    def forget(self, session_id: str) -> None:
-        del session_id

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from deployments.assembly import TargetText
 from deployments.config import parse_config
 from deployments.coordinator.generations import Generations, Identifiers
 from deployments.coordinator.merged import merged
@@ -19,6 +20,7 @@ from specdec_core.errors import OverloadedError
 from specdec_core.messages import Verified
 from specdec_core.models.tokenizer import load_tokenizer
 from specdec_core.params import GenerationParams, SamplingParams, SpeculationParams
+from specdec_core.structured import NO_GRAMMARS
 from specdec_core.types import AcceptanceRule, Evidence, NoiseKey, TargetDraws, TokenLogprobs
 from tests.support.echo_role import eventually
 from tests.support.option_matrix import TARGET, run_plain
@@ -57,7 +59,7 @@ class Rig:
         settings = ShadowSettings(0.0, 1, lambda: "shadow", lambda bits: 2**bits - 1, float)
         self.generations = Generations(
             config,
-            self.tokenizer,
+            TargetText(self.tokenizer, NO_GRAMMARS),
             targets=cluster.targets,
             peers=cluster.peers,
             identifiers=Identifiers(lambda: "session", lambda bits: 2**bits - 1),
