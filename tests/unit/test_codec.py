@@ -1,3 +1,5 @@
+"""The data plane's codec, record by record. Over 300 lines: one literal case for each record and each bound of the wire."""
+
 from __future__ import annotations
 
 import math

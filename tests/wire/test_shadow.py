@@ -1,4 +1,7 @@
-"""The shadow check over real streams: a sound target stands by what was delivered, another answer is counted, clients notice nothing."""
+"""The shadow check over real streams: a sound target stands by what was delivered, another answer is counted, clients notice nothing.
+
+Over 300 lines: the cases share the cluster that they run on.
+"""
 
 from __future__ import annotations
 
