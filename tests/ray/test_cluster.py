@@ -21,6 +21,7 @@ from deployments.transport.api_records import (
 )
 from specdec_core.errors import InvalidArgumentError
 from specdec_core.params import GenerationParams, SamplingParams, SpeculationParams
+from specdec_core.stats import FallbackReason
 from specdec_core.types import AcceptanceRule
 
 if TYPE_CHECKING:
@@ -88,11 +89,30 @@ def in_process(tiny_config: dict[str, Any]) -> list[tuple[list[int], str, Finish
     return [told(server.generate(call)) for call in calls()]
 
 
+def depends_on_timing(call: GenerationCall) -> bool:
+    """Whether the tokens, though never their law, depend on when the drafter was open: the other rules promise the same text."""
+    speculation = call.params.speculation
+    return (
+        speculation.rule.tests_draft_law
+        and speculation.max_draft_tokens > 0
+        and not call.params.sampling.is_greedy
+    )
+
+
+def generated(cluster: Cluster, call: GenerationCall) -> tuple[list[int], str, Finished]:
+    """The generation; one that depends on timing is begun again until its drafter was open from the first round on."""
+    for _ in range(30):
+        outcome = told(cluster.client.generate(call))
+        if not (depends_on_timing(call) and outcome[2].speculation.fallbacks):
+            return outcome
+    raise AssertionError("the drafter was late 30 times")
+
+
 def test_the_cluster_generates_what_one_process_does(
     cluster: Cluster, in_process: list[tuple[list[int], str, Finished]]
 ) -> None:
     for call, (tokens, text, finished) in zip(calls(), in_process, strict=True):
-        got_tokens, got_text, got_finished = told(cluster.client.generate(call))
+        got_tokens, got_text, got_finished = generated(cluster, call)
         assert (got_tokens, got_text, got_finished.finish_reason) == (
             tokens,
             text,
@@ -105,7 +125,7 @@ def test_sixteen_generations_at_once_are_each_as_if_alone(
     cluster: Cluster, in_process: list[tuple[list[int], str, Finished]]
 ) -> None:
     with ThreadPoolExecutor(16) as pool:
-        together = list(pool.map(lambda call: told(cluster.client.generate(call)), calls()))
+        together = list(pool.map(lambda call: generated(cluster, call), calls()))
     assert [tokens for tokens, _, _ in together] == [tokens for tokens, _, _ in in_process]
 
 
@@ -115,7 +135,8 @@ def test_the_drafter_is_really_used(cluster: Cluster) -> None:
         cluster.client.generate(GenerationCall(TextPrompt("hello there"), params))
     )
     assert finished.speculation.num_draft_tokens > 0
-    assert finished.speculation.fallbacks == ()
+    # The first rounds may pass while the drafter is being opened.
+    assert dict(finished.speculation.fallbacks).keys() <= {FallbackReason.DRAFTER_UNAVAILABLE}
 
 
 def test_a_client_that_goes_away_leaves_room_for_others(cluster: Cluster) -> None:
