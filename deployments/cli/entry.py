@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from deployments.cli.interrupts import unwind_on_signals
@@ -16,4 +17,9 @@ def run() -> None:
         from deployments.cli.main import main  # noqa: PLC0415 - see above
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(
+        code
+    )  # what was started is stopped by now; the threads of Ray and gRPC can crash an interpreter that is taken apart
