@@ -98,7 +98,7 @@ class SessionFactory:
         Raises:
             InvalidArgumentError: naming the field and what is allowed.
         """
-        if call.prompt == TextPrompt(""):  # a tokenizer may make a token of it all the same
+        if _is_empty(call.prompt):  # a tokenizer or a template may make tokens of it all the same
             raise InvalidArgumentError("prompt", "is empty; at least one token is needed")
         seed = call.params.seed
         if seed is None:
@@ -141,6 +141,18 @@ def model_info(config: Config, facts: TargetFacts, tokenizer: Tokenizer) -> Mode
         has_chat_template=tokenizer.has_chat_template,
         version=__version__,
     )
+
+
+def _is_empty(prompt: Prompt) -> bool:
+    match prompt:
+        case TextPrompt(text=text):
+            return not text
+        case TokenPrompt(token_ids=token_ids):
+            return not token_ids
+        case ChatPrompt(messages=messages):
+            return not messages or not messages[-1].content
+        case _ as unreachable:
+            assert_never(unreachable)
 
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:

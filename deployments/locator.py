@@ -53,17 +53,6 @@ class TargetLocator(PeerLocator, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StaticLocator:
-    """One fixed address."""
-
-    address: str
-
-    async def acquire(self, session_id: str) -> Lease:
-        del session_id
-        return Lease(self.address, lambda: None)
-
-
 class NoLocator:
     """Finds nothing, for a role that is not deployed."""
 

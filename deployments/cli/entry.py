@@ -8,6 +8,7 @@ import sys
 from deployments.cli.interrupts import unwind_on_signals
 
 _INTERRUPTED = 130
+_USAGE = 2
 
 
 def run() -> None:
@@ -17,6 +18,9 @@ def run() -> None:
         from deployments.cli.main import main  # noqa: PLC0415 - see above
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"error: {error.name} is missing; run: pip install 'specdec[server]'\n")
+        sys.exit(_USAGE)
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

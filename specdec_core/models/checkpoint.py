@@ -92,6 +92,3 @@ class Checkpoint:
             raise UnsupportedModelError(f"model: {self._folder} lacks the weight {name}")
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         return tensor
-
-    def tensor_if_any(self, name: str) -> torch.Tensor | None:
-        return self.tensor(name) if name in self._files else None

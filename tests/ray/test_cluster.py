@@ -55,7 +55,7 @@ def calls() -> list[GenerationCall]:
             TextPrompt("the quick brown fox"[: 4 + number]),
             GenerationParams(
                 OPTIONS[number % 4],
-                SpeculationParams(number % 5, list(AcceptanceRule)[number // 4 % 2]),
+                SpeculationParams(number % 5, list(AcceptanceRule)[number // 4 % 3]),
                 number,
             ),
         )

@@ -121,6 +121,13 @@ def test_a_prompt_that_cannot_be_answered_is_refused(
     assert the_error(capsys) == problem
 
 
+def test_an_empty_chat_prompt_is_refused_like_an_empty_text(
+    config: ConfigWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "", "--chat", "--local", "--config", config()]) == 2
+    assert the_error(capsys) == "prompt: is empty; at least one token is needed"
+
+
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
